@@ -1,0 +1,1 @@
+"""What every floor above agrees on: calls, replies, deadlines, units, clocks."""

@@ -1,0 +1,40 @@
+"""Sizes and durations as people write them: `"64MiB"`, `"250ms"`."""
+
+import re
+
+from servekit.errors import ConfigError
+
+_SIZE = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_TIME = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int, *, where: str) -> int:
+    """Return a size in bytes: `"64MiB"` → 67108864; an int is bytes already.
+
+    Raises:
+        ConfigError: It is no size; the message starts with `where`.
+    """
+    if isinstance(text, int):
+        if text < 0:
+            raise ConfigError(f"{where}: {text} is negative; give a size like '64MiB'")
+        return text
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2].upper() not in _SIZE:
+        raise ConfigError(f"{where}: {text!r} is no size; write it like '64MiB' or '512KB'")
+    return int(float(match[1]) * _SIZE[match[2].upper()])
+
+
+def parse_seconds(text: str | float, *, where: str) -> float:
+    """Return a duration in seconds: `"250ms"` → 0.25; a number is seconds already.
+
+    Raises:
+        ConfigError: It is no duration; the message starts with `where`.
+    """
+    if isinstance(text, int | float):
+        return float(text)
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in _TIME:
+        raise ConfigError(f"{where}: {text!r} is no duration; write it like '250ms' or '30s'")
+    return float(match[1]) * _TIME[match[2]]

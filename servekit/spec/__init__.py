@@ -1,0 +1,1 @@
+"""Describing an app: classes become services, services a graph, the graph an `AppSpec`."""

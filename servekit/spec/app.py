@@ -1,0 +1,148 @@
+"""`AppSpec`: a whole app as plain data, the contract between describing and running.
+
+It serialises to JSON, has a revision made from its content, and holds no live objects: the
+gateway, the supervisor and the packager work from it without importing user code.
+"""
+
+import hashlib
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+
+from servekit.errors import NotFound, suggest
+from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources
+
+Kind = Literal["unary", "stream", "batched"]
+
+
+class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint.
+
+    Attributes:
+        name: Method name.
+        kind: `"unary"` answers once, `"stream"` many times, `"batched"` once, run in batches.
+        path: Route below the service's prefix, starting with `/`.
+        method: HTTP method.
+        input: JSON schema of the request body.
+        output: JSON schema of the answer, or of one chunk of it.
+        binary_input: The body may also be raw bytes or `.npy`: `"array"`, `"bytes"` or `""`.
+        binary_output: The same for the answer.
+        media_type: Media type of a `bytes` or `str` answer; "" means the default.
+        doc: The method's docstring.
+        is_async: Runs on the event loop.
+        idempotent: May be run twice, so a lost call is sent again.
+        internal: Has no HTTP route.
+        timeout_s: Deadline of a call that came without one; None takes the service's.
+        max_concurrency: Calls of this endpoint that run at once; None takes the service's.
+        batch: Set for `"batched"`.
+        tags: For the OpenAPI document.
+    """
+
+    name: str
+    kind: Kind
+    path: str
+    method: Literal["GET", "POST"] = "POST"
+    input: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    output: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    binary_input: Literal["", "array", "bytes"] = ""
+    binary_output: Literal["", "array", "bytes"] = ""
+    media_type: str = ""
+    doc: str = ""
+    is_async: bool = False
+    idempotent: bool = False
+    internal: bool = False
+    timeout_s: float | None = None
+    max_concurrency: int | None = None
+    batch: BatchPolicy | None = None
+    tags: tuple[str, ...] = ()
+
+
+class DependencySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One edge of the graph: `attribute` of the owner is a handle to `service`."""
+
+    attribute: str
+    service: str
+    timeout_s: float | None = None
+    retries: int = 1
+
+
+class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One service.
+
+    Attributes:
+        name: Unique in the app.
+        target: Where its class is: `"module:Class"`.
+        prefix: Route prefix, `""` for the root; None has no HTTP routes.
+        replicas: A number, or a policy.
+        args: Keyword arguments of the constructor; JSON values.
+        version: Label of this version of the service.
+        code: Digest of the source that defines the class.
+    """
+
+    name: str
+    target: str
+    prefix: str | None = None
+    replicas: int | Autoscale = 1
+    resources: Resources = Resources()
+    limits: Limits = Limits()
+    env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    args: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    version: str = "1"
+    code: str = ""
+    doc: str = ""
+    endpoints: tuple[EndpointSpec, ...] = ()
+    dependencies: tuple[DependencySpec, ...] = ()
+
+    def endpoint(self, name: str) -> EndpointSpec:
+        """Return the endpoint of that name.
+
+        Raises:
+            NotFound: There is none; the message suggests the closest name.
+        """
+        for endpoint in self.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        names = [e.name for e in self.endpoints]
+        raise NotFound(f"{self.name} has no endpoint {name!r}.{suggest(name, names)}")
+
+    @cached_property
+    def revision(self) -> str:
+        """Digest of everything that makes a running replica differ, 12 hex digits."""
+        return _digest(self)
+
+
+class AppSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A root service and all services that it needs, dependencies first."""
+
+    root: str
+    services: tuple[ServiceSpec, ...]
+
+    def service(self, name: str) -> ServiceSpec:
+        """Return the service of that name.
+
+        Raises:
+            NotFound: There is none; the message suggests the closest name.
+        """
+        for service in self.services:
+            if service.name == name:
+                return service
+        raise NotFound(f"no service {name!r}.{suggest(name, [s.name for s in self.services])}")
+
+    @cached_property
+    def revision(self) -> str:
+        """Digest of the whole content, 12 hex digits."""
+        return _digest(self)
+
+    def to_json(self) -> bytes:
+        """Serialise; keys are sorted, so equal specs give equal bytes."""
+        return msgspec.json.encode(self, order="sorted")
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "AppSpec":
+        """Read what `to_json` wrote."""
+        return msgspec.json.decode(data, type=cls)
+
+
+def _digest(value: msgspec.Struct) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:12]
