@@ -94,7 +94,7 @@ class Call:
         attempt: int = 0,
         affinity_key: str = "",
         traceparent: str = "",
-        headers: Buffer = b"",
+        headers: bytes = b"",
     ) -> None:
         self.service = service
         self.endpoint = endpoint
@@ -131,7 +131,7 @@ class Reply:
     """The good answer to a call; failures are raised as `CallError`.
 
     Exactly one of `payload` and `stream` is set. A stream that is not read to its end must be
-    closed with `stream.aclose()`, which cancels the work behind it.
+    closed with `aclose()`, which cancels the work behind it.
 
     Attributes:
         version: Version label of the service that answered.
@@ -144,7 +144,7 @@ class Reply:
     def __init__(
         self,
         payload: Payload | None = None,
-        stream: "AsyncIterator[Payload] | None" = None,
+        stream: AsyncIterator[Payload] | None = None,
         *,
         version: str = "",
         replica: str = "",
@@ -155,6 +155,11 @@ class Reply:
         self.version = version
         self.replica = replica
         self.queue_s = queue_s
+
+    async def aclose(self) -> None:
+        """Stop the stream, if there is one, and the work behind it."""
+        if (aclose := getattr(self.stream, "aclose", None)) is not None:
+            await aclose()
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]

@@ -1,0 +1,245 @@
+"""The frame format, without I/O: bytes in, frames out, and back.
+
+::
+
+    u32 size        bytes that follow this field
+    u32 id          of the call that the frame belongs to; chosen by its caller
+    u8  kind        see `Kind`
+    u8  segments    how many
+    u16 header      bytes of the msgpack header
+    ...             header, then one u32 length per segment, then the segments,
+                    each starting at a multiple of 8 bytes from the frame's start
+
+All integers are little-endian. Segments are aligned, so that an array in a large frame is used
+where it was received, without a copy. Whatever breaks these rules raises `WireError`.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from servekit.core.call import Buffer, Load
+from servekit.errors import WireError
+
+PROTOCOL = 1
+"""Version of this format and of the headers; peers of different versions refuse each other."""
+
+_PREFIX = struct.Struct("<IIBBH")
+_SIZE = struct.Struct("<I")
+_TABLES = tuple(struct.Struct(f"<{n}I") for n in range(256))
+_PADDING = tuple(bytes(n) for n in range(8))
+_MAX_HEADER = 0xFFFF
+LARGE = 64 * 1024
+"""Frames and segments from this size on are neither joined on sending nor copied on receipt."""
+
+
+class Kind(IntEnum):
+    """What a frame says. The caller sends the first group, the callee the second, both the rest."""
+
+    CALL = 1
+    CANCEL = 2
+    CREDIT = 3
+    REPLY = 4
+    ERROR = 5
+    CHUNK = 6
+    END = 7
+    HELLO = 8
+    AUTH = 9
+    GOAWAY = 10
+    PING = 11
+    PONG = 12
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    """First frame of each side: who it is, and its half of the challenge."""
+
+    protocol: int = PROTOCOL
+    service: str = ""
+    replica: str = ""
+    version: str = ""
+    nonce: bytes = b""
+    proof: bytes = b""
+
+
+class CallHeader(msgspec.Struct, array_like=True, frozen=True):
+    """A call. The deadline travels as the time left, since clocks differ between machines."""
+
+    service: str
+    endpoint: str
+    request_id: str
+    remaining_s: float | None
+    content_type: str
+    accept: str
+    internal: bool = False
+    idempotent: bool = False
+    priority: int = 0
+    attempt: int = 0
+    affinity_key: str = ""
+    traceparent: str = ""
+    headers: bytes = b""
+
+
+class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
+    """An answer, or the start of a stream of chunks; carries the replica's load."""
+
+    content_type: str
+    load: Load = Load()
+    queue_s: float = 0.0
+    stream: bool = False
+
+
+class ErrorHeader(msgspec.Struct, array_like=True, frozen=True):
+    """A failed call, or the failed end of a stream."""
+
+    code: str
+    message: str
+    reason: str = ""
+    retry_after_s: float | None = None
+    fields: list[dict[str, object]] = []
+    started: bool = True
+    load: Load = Load()
+
+
+class Frame(NamedTuple):
+    """One frame as received; segments of a large one are views of its buffer."""
+
+    kind: int
+    id: int
+    header: Buffer
+    segments: list[Buffer]
+
+
+def encode(kind: int, id_: int, header: bytes = b"", segments: Sequence[Buffer] = ()) -> list[Buffer]:
+    """Return the buffers that make up one frame; all small parts are joined into one.
+
+    Raises:
+        WireError: A part is larger than the format can say.
+    """
+    count, header_size = len(segments), len(header)
+    if header_size > _MAX_HEADER or count > 255:
+        raise WireError(f"frame header of {header_size} bytes with {count} segments is too large")
+    if not count:
+        return [_PREFIX.pack(8 + header_size, id_, kind, 0, header_size) + header]
+    offset = 12 + header_size + 4 * count
+    if count == 1:
+        segment = segments[0]
+        size = len(segment) if not isinstance(segment, memoryview) else segment.nbytes
+        padding = -offset & 7
+        total = offset + padding + size
+        if total > 0xFFFFFFFF:
+            raise WireError(f"frame of {total} bytes is over 4 GiB")
+        head = (
+            _PREFIX.pack(total - 4, id_, kind, 1, header_size)
+            + header
+            + _SIZE.pack(size)
+            + _PADDING[padding]
+        )
+        return [head + segment] if size < LARGE else [head, segment]
+    sizes = [s.nbytes if isinstance(s, memoryview) else len(s) for s in segments]
+    body: list[Buffer] = []
+    at = offset
+    for segment, size in zip(segments, sizes, strict=True):
+        padding = -at & 7
+        body.append(_PADDING[padding])
+        body.append(segment)
+        at += padding + size
+    if at > 0xFFFFFFFF:
+        raise WireError(f"frame of {at} bytes is over 4 GiB")
+    head = _PREFIX.pack(at - 4, id_, kind, count, header_size) + header + _TABLES[count].pack(*sizes)
+    return [b"".join((head, *body))] if at < LARGE else [head, *body]
+
+
+class FrameReader:
+    """Cuts a byte stream into frames; feed it like an `asyncio.BufferedProtocol`.
+
+    Small frames are copied out of one reused buffer. A large one gets a buffer of its own, into
+    which the socket writes directly.
+
+    Args:
+        max_frame: Largest frame in bytes that a peer may send; may be raised later.
+    """
+
+    def __init__(self, max_frame: int) -> None:
+        self.max_frame = max_frame
+        self._ring = bytearray(4 * LARGE)
+        self._view = memoryview(self._ring)
+        self._start = self._end = 0
+        self._large: memoryview | None = None
+        self._filled = 0
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes go; never empty."""
+        if self._large is not None:
+            return self._large[self._filled :]
+        if self._end == len(self._ring):
+            self._compact()
+        return self._view[self._end :]
+
+    def received(self, count: int) -> Iterator[Frame]:
+        """Take note of `count` bytes in the last buffer; yields every frame that is now whole.
+
+        Raises:
+            WireError: The bytes are not frames.
+        """
+        if self._large is not None:
+            self._filled += count
+            if self._filled < len(self._large):
+                return
+            large, self._large = self._large, None
+            yield self._parse(large, 0, len(large), copy=False)
+            return
+        self._end += count
+        view = self._view
+        while (available := self._end - self._start) >= 4:
+            total = 4 + _SIZE.unpack_from(view, self._start)[0]
+            if total > self.max_frame or total < 12:
+                raise WireError(f"frame of {total} bytes; allowed are 12 to {self.max_frame}")
+            if available >= total:
+                start, self._start = self._start, self._start + total
+                yield self._parse(view, start, total, copy=True)
+            elif total >= LARGE:
+                self._large = memoryview(bytearray(total))
+                self._large[:available] = view[self._start : self._end]
+                self._filled = available
+                self._start = self._end = 0
+                return
+            else:
+                break
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif len(self._ring) - self._start < LARGE:
+            self._compact()
+
+    def _compact(self) -> None:
+        rest = bytes(self._view[self._start : self._end])
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+    @staticmethod
+    def _parse(view: memoryview, start: int, total: int, *, copy: bool) -> Frame:
+        _, id_, kind, count, header_size = _PREFIX.unpack_from(view, start)
+        end = start + total
+        at = start + 12 + header_size
+        header = bytes(view[start + 12 : at])
+        if not count:
+            if at != end:
+                raise WireError("frame has bytes behind its header")
+            return Frame(kind, id_, header, [])
+        if at + 4 * count > end:
+            raise WireError("frame ends within its segment table")
+        sizes = _TABLES[count].unpack_from(view, at)
+        at += 4 * count
+        segments: list[Buffer] = []
+        for size in sizes:
+            at += -(at - start) & 7
+            part = view[at : at + size]
+            if at + size > end:
+                raise WireError("segments are longer than their frame")
+            segments.append(bytes(part) if copy else part)
+            at += size
+        if at != end:
+            raise WireError("frame has bytes behind its segments")
+        return Frame(kind, id_, header, segments)

@@ -1,0 +1,132 @@
+"""Both ends of one stream of chunks, with credit-based back-pressure.
+
+The sender may have `WINDOW` chunks under way; the reader grants more as it takes them, half a
+window at a time. So a slow reader holds the generator back, and nothing piles up in between.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from servekit.core.call import Payload
+from servekit.errors import CallError
+
+WINDOW = 64
+"""Chunks that may be sent before the reader has taken one."""
+
+
+class IncomingStream:
+    """The reading end: an async iterator of payloads.
+
+    Args:
+        loop: The loop it is read on.
+        grant: Sends credit for that many chunks to the sender.
+        finish: Called once when the stream is over; True when it was closed before its end, so
+            the sender must be told to stop.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        grant: Callable[[int], None],
+        finish: Callable[[bool], None],
+    ) -> None:
+        self._loop = loop
+        self._grant = grant
+        self._finish = finish
+        self._chunks: deque[Payload] = deque()
+        self._taken = 0
+        self._ended = self._finished = False
+        self._error: CallError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, chunk: Payload) -> None:
+        """Take a chunk from the wire."""
+        self._chunks.append(chunk)
+        self._wake()
+
+    def end(self, error: CallError | None = None) -> None:
+        """Take the end from the wire; the error, if any, is raised behind the last chunk."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._finish_once(closed_early=False)
+            self._wake()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Payload:
+        while not self._chunks:
+            if self._ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                raise StopAsyncIteration
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._taken += 1
+        if self._taken >= WINDOW // 2 and not self._ended:
+            self._grant(self._taken)
+            self._taken = 0
+        return self._chunks.popleft()
+
+    def take_ready(self) -> list[Payload]:
+        """Return the chunks that are already here, without waiting."""
+        ready = list(self._chunks)
+        self._chunks.clear()
+        self._taken += len(ready)
+        if self._taken >= WINDOW // 2 and not self._ended:
+            self._grant(self._taken)
+            self._taken = 0
+        return ready
+
+    async def aclose(self) -> None:
+        """Stop reading; the sender's work is cancelled. No error when it has ended."""
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stop reading, from the loop's thread."""
+        if not self._ended:
+            self._ended = True
+            self._chunks.clear()
+            self._finish_once(closed_early=True)
+            self._wake()
+
+    def __del__(self) -> None:
+        # An iteration that was left by `break` must not hold a slot in the replica for ever.
+        if not self._ended and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._finish_once, True)
+
+    def _finish_once(self, closed_early: bool) -> None:
+        if not self._finished:
+            self._finished = True
+            self._finish(closed_early)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class OutgoingStream:
+    """The sending end's credit."""
+
+    __slots__ = ("_loop", "_waiter", "credits")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+        self.credits = WINDOW
+
+    def grant(self, count: int) -> None:
+        """Take note that the reader wants `count` more chunks."""
+        self.credits += count
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def credit(self) -> None:
+        """Wait until a chunk may be sent, and take its credit."""
+        while self.credits <= 0:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self.credits -= 1
