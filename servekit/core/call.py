@@ -4,6 +4,7 @@ Replica, batcher, router, remote stub, gateway target all have the shape of `Han
 can wrap any of them. Nothing here does I/O.
 """
 
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeAlias
@@ -20,6 +21,11 @@ EVENT_STREAM = "text/event-stream"
 
 now = time.monotonic
 """The clock of every deadline on this machine, in seconds."""
+
+
+def new_request_id() -> str:
+    """Return a fresh id, 16 hex digits."""
+    return secrets.token_hex(8)
 
 
 class Payload:
@@ -58,6 +64,7 @@ class Call:
         priority: Higher goes first.
         idempotent: Running it twice does no harm, so a lost call may be sent again.
         attempt: 0 for the first try.
+        retries: Attempts that the next hop may make after the first; not sent on.
         affinity_key: Calls with the same key prefer the same replica.
         traceparent: W3C trace context of the caller, or "".
         headers: The caller's HTTP headers, encoded as msgpack `[[name, value], ...]`, or b"".
@@ -75,6 +82,7 @@ class Call:
         "payload",
         "priority",
         "request_id",
+        "retries",
         "service",
         "traceparent",
     )
@@ -92,6 +100,7 @@ class Call:
         priority: int = 0,
         idempotent: bool = False,
         attempt: int = 0,
+        retries: int = 2,
         affinity_key: str = "",
         traceparent: str = "",
         headers: bytes = b"",
@@ -106,6 +115,7 @@ class Call:
         self.priority = priority
         self.idempotent = idempotent
         self.attempt = attempt
+        self.retries = retries
         self.affinity_key = affinity_key
         self.traceparent = traceparent
         self.headers = headers

@@ -1,0 +1,148 @@
+"""What a running method may know about the call it serves, beside its arguments.
+
+The runtime makes one `RequestContext` per call and puts it into `CURRENT` around the user's code.
+A batch serves many calls at once, so it has no current one: there `Item.ctx` brings it along.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+from servekit.core.call import Buffer, Call, now
+from servekit.errors import ServekitError
+
+
+class Headers(Mapping[str, str]):
+    """The caller's HTTP headers; names are case-insensitive and iterate in lower case.
+
+    A header that was sent more than once reads as its values joined with `", "` (RFC 9110, 5.3).
+    Nothing is decoded before the first look: most methods never look.
+
+    Args:
+        encoded: msgpack `[[name, value], ...]`, or b"" for none.
+    """
+
+    __slots__ = ("_encoded", "_table")
+
+    def __init__(self, encoded: Buffer = b"") -> None:
+        self._encoded = encoded
+        self._table: dict[str, str] | None = None
+
+    def _decoded(self) -> dict[str, str]:
+        table = self._table
+        if table is None:
+            table = {}
+            if len(self._encoded):
+                for name, value in msgspec.msgpack.decode(self._encoded, type=list[_Header]):
+                    key = _text(name).lower()
+                    text = _text(value)
+                    table[key] = f"{table[key]}, {text}" if key in table else text
+            self._table = table
+        return table
+
+    def __getitem__(self, name: str) -> str:
+        return self._decoded()[name.lower()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._decoded()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._decoded())
+
+    def __len__(self) -> int:
+        return len(self._decoded())
+
+    def __repr__(self) -> str:
+        # Values may be secrets, and reprs end up in logs.
+        return f"Headers({', '.join(self._decoded())})"
+
+
+_Header = tuple[str | bytes, str | bytes]
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+class RequestContext:
+    """One call, as the method that serves it sees it.
+
+    Attributes:
+        headers: The caller's HTTP headers; those of the first hop, also deep in a graph.
+        request_id: Stays the same over all hops and attempts.
+        deadline: Absolute, on `time.monotonic`'s clock; None waits for ever.
+        traceparent: W3C trace context of the caller, or "".
+        attempt: 0 for the first try.
+    """
+
+    __slots__ = ("_cancelled", "attempt", "deadline", "headers", "request_id", "traceparent")
+
+    def __init__(
+        self,
+        *,
+        request_id: str = "",
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        traceparent: str = "",
+        attempt: int = 0,
+    ) -> None:
+        self.headers: Mapping[str, str] = Headers() if headers is None else headers
+        self.request_id = request_id
+        self.deadline = deadline
+        self.traceparent = traceparent
+        self.attempt = attempt
+        self._cancelled = False
+
+    @classmethod
+    def of(cls, call: Call) -> "RequestContext":
+        """Return the context of a call that is about to run."""
+        return cls(
+            request_id=call.request_id,
+            deadline=call.deadline,
+            headers=Headers(call.headers),
+            traceparent=call.traceparent,
+            attempt=call.attempt,
+        )
+
+    def remaining(self) -> float | None:
+        """Seconds left until the deadline (negative when past), or None."""
+        return None if self.deadline is None else self.deadline - now()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller has gone; a long loop should look and stop. Safe in any thread."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Tell the method that nobody waits for its answer any more; for the runtime."""
+        self._cancelled = True
+
+    def __repr__(self) -> str:
+        state: dict[str, Any] = {"request_id": self.request_id, "attempt": self.attempt}
+        if self.deadline is not None:
+            state["remaining_s"] = round(self.deadline - now(), 3)
+        if self._cancelled:
+            state["cancelled"] = True
+        return f"RequestContext({', '.join(f'{k}={v!r}' for k, v in state.items())})"
+
+
+CURRENT: ContextVar[RequestContext | None] = ContextVar("servekit_request", default=None)
+"""Set by the runtime around the user's code; None in a batch and outside of a call."""
+
+
+def current() -> RequestContext:
+    """Return the context of the call that the running method serves.
+
+    Raises:
+        ServekitError: There is none: no call is running here, or a whole batch is.
+    """
+    context = CURRENT.get()
+    if context is None:
+        raise ServekitError(
+            "there is no current request here: current() works inside an endpoint, while it "
+            "serves a call; a @batched method serves many at once, so declare list[Item[X]] and "
+            "read item.ctx"
+        )
+    return context

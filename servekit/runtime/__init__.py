@@ -1,0 +1,1 @@
+"""Inside one replica: loading the service, running its endpoints, batching, draining."""

@@ -1,0 +1,290 @@
+"""Running a `@batched` endpoint: calls go into the pure batcher, its decisions are carried out.
+
+Each call is decoded on arrival and waits in the batcher; the batcher says which ones run
+together; every caller gets its own row, or its own error.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from servekit.core.call import JSON, Call, Payload, Reply, now
+from servekit.core.context import CURRENT, RequestContext
+from servekit.errors import (
+    CallError,
+    DeadlineExceeded,
+    InvalidInput,
+    Overloaded,
+    UnsupportedMedia,
+)
+from servekit.observe.families import Families
+from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Entry, Refuse
+from servekit.runtime.collate import join, split
+from servekit.runtime.endpoints import masked
+from servekit.runtime.meter import Meter
+from servekit.runtime.threads import Threads
+from servekit.spec.definition import EndpointDefinition
+from servekit.spec.item import Item, ItemError
+
+
+class _Waiting(Entry):
+    """One item on board, with its arguments and the future of its result."""
+
+    __slots__ = ("args", "call", "context", "dispatched", "future")
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        call: Call,
+        future: "asyncio.Future[Any]",
+        entry_id: int,
+        rows: int,
+        key: object,
+    ) -> None:
+        super().__init__(
+            entry_id, rows=rows, deadline=call.deadline, priority=call.priority, key=key
+        )
+        self.args = args
+        self.call = call
+        self.future = future
+        self.context: RequestContext | None = None
+        self.dispatched = 0.0
+
+
+class Batched:
+    """Calls of one batched endpoint.
+
+    Args:
+        instance: The service object.
+        definition: The endpoint; has a `batch` policy.
+        threads: Where a sync function runs.
+        meter: Gets the figures.
+        families: Gets the batch sizes.
+        service: Name of the service in the graph.
+    """
+
+    def __init__(
+        self,
+        instance: object,
+        definition: EndpointDefinition,
+        threads: Threads,
+        meter: Meter,
+        families: Families,
+        *,
+        service: str,
+    ) -> None:
+        assert definition.batch is not None
+        self._policy = policy = definition.batch
+        self._fn: Callable[..., Any] = partial(definition.fn, instance)
+        self._definition = definition
+        self._where = definition.where
+        self._input, self._output = definition.schemas
+        self._threads = threads
+        self._meter = meter
+        self._loop = asyncio.get_running_loop()
+        self._batcher = Batcher(policy)
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed: float | None = None
+        self._last_id = 0
+        labels = {"service": service, "endpoint": definition.name}
+        self._batch_size = families.batch_size.labels(**labels)
+        self._batch_fill = families.batch_fill_ratio.labels(**labels)
+
+    async def __call__(self, call: Call) -> Reply:
+        """Answer one call of one item.
+
+        Raises:
+            CallError: The input is wrong, there is no room, time is up, or user code raised.
+        """
+        args, kwargs = self._input.decode(call.payload, internal=call.internal)
+        waiting = self._enter((*args, *kwargs.values()), call)
+        value = await self._result(waiting)
+        payload = self._output.encode(value, accept=call.accept, internal=call.internal)
+        return Reply(payload, queue_s=waiting.dispatched - waiting.arrived)
+
+    async def many(self, call: Call) -> Reply:
+        """Answer one call of many items: one `{"result"}` or `{"error"}` each, in their order.
+
+        Raises:
+            CallError: The input is wrong. What fails for one item stands in its place.
+        """
+        if "json" not in call.accept and "*" not in call.accept and call.accept:
+            raise UnsupportedMedia(f"{self._where}/batch answers {JSON}, not {call.accept}")
+        inputs = self._input.decode_batch(call.payload, internal=call.internal)
+        results = await asyncio.gather(
+            *(self._one_of_many((*args, *kwargs.values()), call) for args, kwargs in inputs)
+        )
+        return Reply(Payload(JSON, (b"[" + b",".join(results) + b"]",)))
+
+    async def _one_of_many(self, args: tuple[Any, ...], call: Call) -> bytes:
+        try:
+            value = await self._result(self._enter(args, call))
+            document = self._output.encode(value, accept=JSON).segments[0]
+        except CallError as error:
+            return b'{"error":' + msgspec.json.encode(error.details()) + b"}"
+        return b'{"result":' + document + b"}"
+
+    def _enter(self, args: tuple[Any, ...], call: Call) -> _Waiting:
+        self._last_id += 1
+        definition, axis = self._definition, self._policy.axis
+        try:
+            if axis is not None:
+                rows = args[0].shape[axis]
+            else:
+                rows = 1 if definition.size_of is None else definition.size_of(args[0])
+            key = None if definition.bucket_by is None else definition.bucket_by(args[0])
+            if axis is not None:
+                shape = args[0].shape
+                key = (key, args[0].dtype.str, shape[:axis], shape[axis + 1 :])
+            hash(key)
+        except Exception as error:
+            raise masked(error, f"{self._where} (size_of, bucket_by)", call.request_id) from error
+        future: asyncio.Future[Any] = self._loop.create_future()
+        waiting = _Waiting(args, call, future, self._last_id, rows, key)
+        self._carry_out(self._batcher.arrive(now(), waiting))
+        return waiting
+
+    async def _result(self, waiting: _Waiting) -> Any:
+        self._meter.ongoing += 1
+        try:
+            return await waiting.future
+        except asyncio.CancelledError:
+            self._batcher.cancel(now(), waiting.id)
+            if waiting.context is not None:
+                waiting.context.cancel()
+            self._arm()
+            raise
+        finally:
+            self._meter.ongoing -= 1
+
+    # -- decisions ---------------------------------------------------------------------------
+
+    def _carry_out(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Dispatch):
+                task = self._loop.create_task(self._run(decision))
+                self._running[decision.batch] = task
+            else:
+                self._refuse(decision)
+        self._arm()
+
+    def _arm(self) -> None:
+        when = self._batcher.next_timer
+        if when == self._armed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = when
+        self._timer = None
+        if when is not None:
+            self._timer = self._loop.call_later(max(0.0, when - now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self._armed = None
+        self._carry_out(self._batcher.timer(now()))
+
+    def _refuse(self, refusal: Refuse) -> None:
+        entry, reason, retry_after_s = refusal
+        assert isinstance(entry, _Waiting)
+        error: CallError
+        if reason == "deadline_passed":
+            error = DeadlineExceeded("the deadline passed in the queue", started=False)
+        elif reason == "too_large":
+            size = self._policy.max_size
+            error = InvalidInput(
+                f"{self._where}: the item has {entry.rows} rows, a batch at most {size}",
+                fields=[{"path": "", "message": f"at most {size} rows", "type": reason}],
+                started=False,
+            )
+        else:
+            error = Overloaded(
+                f"{self._where}: refused, {reason.replace('_', ' ')}",
+                reason=reason,
+                retry_after_s=max(0.05, retry_after_s),
+                started=False,
+            )
+        self._meter.shed(reason)
+        if not entry.future.done():
+            entry.future.set_exception(error)
+
+    # -- execution ---------------------------------------------------------------------------
+
+    async def _run(self, dispatch: Dispatch) -> None:
+        batch = [entry for entry in dispatch.entries if isinstance(entry, _Waiting)]
+        started = now()
+        meter = self._meter
+        meter.running += len(batch)
+        rows = 0
+        for entry in batch:
+            rows += entry.rows
+            entry.dispatched = started
+            meter.queue_seconds.observe(started - entry.arrived)
+        self._batch_size.observe(rows)
+        self._batch_fill.observe(rows / self._policy.max_size)
+        ok = False
+        try:
+            ok = await self._execute(batch)
+        finally:
+            ended = now()
+            meter.running -= len(batch)
+            meter.finished += len(batch)
+            meter.ran(ended - started, len(batch))
+            del self._running[dispatch.batch]
+            self._carry_out(self._batcher.complete(ended, dispatch.batch, ok=ok))
+
+    async def _execute(self, batch: Sequence[_Waiting]) -> bool:
+        """Run a batch and answer its callers; when it raises and may be isolated, run its halves."""
+        try:
+            results = await self._invoke(batch)
+        except asyncio.CancelledError:
+            for entry in batch:
+                entry.future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001  (user code; goes to its callers)
+            if self._policy.isolate and len(batch) > 1:
+                half = len(batch) // 2
+                first = await self._execute(batch[:half])
+                return await self._execute(batch[half:]) and first
+            failure = masked(error, self._where, ", ".join(e.call.request_id for e in batch))
+            for entry in batch:
+                if not entry.future.done():
+                    entry.future.set_exception(failure)
+            return False
+        for entry, result in zip(batch, results, strict=True):
+            if entry.future.done():
+                continue
+            if isinstance(result, ItemError):
+                error = masked(result.error, self._where, entry.call.request_id)
+                entry.future.set_exception(error)
+            else:
+                entry.future.set_result(result)
+        return True
+
+    async def _invoke(self, batch: Sequence[_Waiting]) -> Sequence[Any]:
+        if self._definition.wants_items:
+            for entry in batch:
+                entry.context = RequestContext.of(entry.call)
+            items = [(Item(entry.args[0], entry.context), *entry.args[1:]) for entry in batch]
+        else:
+            items = [entry.args for entry in batch]
+        policy = self._policy
+        if self._definition.is_async:
+            CURRENT.set(None)
+            result = await self._fn(*join(items, policy))
+        else:
+            result = await self._threads.submit(lambda: self._in_thread(items))
+        return split(result, [entry.rows for entry in batch], policy, where=self._where)
+
+    def _in_thread(self, items: Sequence[tuple[Any, ...]]) -> Any:
+        CURRENT.set(None)
+        return self._fn(*join(items, self._policy))
+
+    # -- figures -----------------------------------------------------------------------------
+
+    def statistics(self) -> BatcherStatistics:
+        """Return the batcher's figures."""
+        return self._batcher.statistics()

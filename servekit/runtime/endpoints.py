@@ -1,0 +1,295 @@
+"""Running one endpoint's calls one by one: whole answers and streams, async and in threads.
+
+Every runner has the shape of a `Handler`. It decodes the body into the declared types, waits for
+a slot, runs the user's function within the call's context, and encodes the result.
+"""
+
+import asyncio
+import threading
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from functools import partial
+from typing import Any, Self
+
+from servekit.core.call import Call, Payload, Reply, now
+from servekit.core.context import CURRENT, RequestContext
+from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
+from servekit.observe.log import get_logger
+from servekit.runtime.meter import Meter
+from servekit.runtime.slots import Slots
+from servekit.runtime.threads import Threads
+from servekit.spec.definition import EndpointDefinition
+
+_log = get_logger("servekit.replica")
+
+
+def masked(error: BaseException, where: str, request_id: str) -> CallError:
+    """Return what the caller may see of an exception of user code; the log gets all of it."""
+    if isinstance(error, CallError):
+        return error
+    trace = "".join(traceback.format_exception(error))
+    _log.error("user code raised", where=where, request_id=request_id, traceback=trace)
+    return ExecutionError(
+        f"{where} raised {type(error).__name__}; the server's log has it under the request id"
+    )
+
+
+class Endpoint:
+    """What unary and stream endpoints share.
+
+    Args:
+        instance: The service object.
+        definition: The endpoint.
+        slots: Limits how many calls run at once.
+        threads: Where sync functions run.
+        meter: Gets the figures.
+    """
+
+    def __init__(
+        self,
+        instance: object,
+        definition: EndpointDefinition,
+        slots: Slots,
+        threads: Threads,
+        meter: Meter,
+    ) -> None:
+        self._fn: Callable[..., Any] = partial(definition.fn, instance)
+        self._is_async = definition.is_async
+        self._where = definition.where
+        self._input, self._output = definition.schemas
+        self._slots = slots
+        self._threads = threads
+        self._meter = meter
+
+    async def _enter(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any], float]:
+        """Decode a call and wait for its slot; returns arguments and seconds waited."""
+        slots, meter = self._slots, self._meter
+        slots.check((slots.queued + 1) * meter.pace.unit_s)
+        args, kwargs = self._input.decode(call.payload, internal=call.internal)
+        meter.ongoing += 1
+        waited = 0.0
+        try:
+            if not slots.take():
+                arrived = now()
+                await slots.wait()
+                waited = now() - arrived
+                if call.deadline is not None and now() >= call.deadline:
+                    slots.release()
+                    raise DeadlineExceeded("the deadline passed in the queue", started=False)
+        except BaseException:
+            meter.ongoing -= 1
+            raise
+        meter.running += 1
+        meter.queue_seconds.observe(waited)
+        return args, kwargs, waited
+
+    def _leave(self) -> None:
+        """Give the slot back: the work has really ended."""
+        self._slots.release()
+        meter = self._meter
+        meter.ongoing -= 1
+        meter.running -= 1
+        meter.finished += 1
+
+    def _in_thread(self, context: RequestContext, work: Callable[[], Any]) -> "asyncio.Future[Any]":
+        """Run sync work in a thread, which holds its slot until it has really ended."""
+
+        def run() -> Any:
+            if context.cancelled:
+                raise Cancelled("the caller left before the call ran", started=False)
+            return work()
+
+        future = self._threads.submit(run)
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, future: "asyncio.Future[Any]") -> None:
+        self._leave()
+        if not future.cancelled():
+            future.exception()  # seen, also when nobody waits any more
+
+
+class Unary(Endpoint):
+    """Calls of an endpoint that answers once."""
+
+    async def __call__(self, call: Call) -> Reply:
+        """Answer one call.
+
+        Raises:
+            CallError: The input is wrong, there is no room, time is up, or user code raised.
+        """
+        args, kwargs, waited = await self._enter(call)
+        context = RequestContext.of(call)
+        CURRENT.set(context)
+        started = now()
+        try:
+            if self._is_async:
+                try:
+                    value = await self._fn(*args, **kwargs)
+                finally:
+                    self._leave()
+            else:
+                work = self._in_thread(context, lambda: self._fn(*args, **kwargs))
+                value = await asyncio.shield(work)
+            self._meter.ran(now() - started, self._slots.running + 1)
+        except asyncio.CancelledError:
+            context.cancel()
+            raise
+        except Exception as error:
+            raise masked(error, self._where, call.request_id) from error
+        payload = self._output.encode(value, accept=call.accept, internal=call.internal)
+        return Reply(payload, queue_s=waited)
+
+
+class Stream(Endpoint):
+    """Calls of an endpoint that yields chunks; each holds its slot until it is closed."""
+
+    async def __call__(self, call: Call) -> Reply:
+        """Start one stream, and return when its first chunk is there.
+
+        So an error before the first chunk is a plain failed call, with a status of its own.
+
+        Raises:
+            CallError: The input is wrong, there is no room, time is up, or user code raised.
+        """
+        args, kwargs, waited = await self._enter(call)
+        context = RequestContext.of(call)
+        CURRENT.set(context)
+        values: AsyncIterator[Any]
+        if self._is_async:
+            values, release = self._fn(*args, **kwargs), self._leave
+        else:
+            values, release = Pump(partial(self._fn, *args, **kwargs), context), None
+            self._in_thread(context, values.run).add_done_callback(values.ended)
+
+        def encode(value: Any) -> Payload:
+            return self._output.encode(value, accept=call.accept, internal=call.internal)
+
+        chunks = Chunks(values, encode, context, where=self._where, release=release)
+        try:
+            await chunks.start()
+        except BaseException:
+            await chunks.aclose()
+            raise
+        return Reply(stream=chunks, queue_s=waited)
+
+
+class Chunks:
+    """The encoded chunks of one stream; ends its work and gives its slot back when closed."""
+
+    def __init__(
+        self,
+        values: AsyncIterator[Any],
+        encode: Callable[[Any], Payload],
+        context: RequestContext,
+        *,
+        where: str,
+        release: Callable[[], None] | None,
+    ) -> None:
+        self._values = values
+        self._encode = encode
+        self._context = context
+        self._where = where
+        self._release = release
+        self._first: Payload | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Wait for the first chunk, or the end of an empty stream."""
+        try:
+            self._first = await self._next()
+        except StopAsyncIteration:
+            await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Payload:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if self._closed:
+            raise StopAsyncIteration
+        return await self._next()
+
+    async def _next(self) -> Payload:
+        try:
+            return self._encode(await anext(self._values))
+        except (StopAsyncIteration, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise masked(error, self._where, self._context.request_id) from error
+
+    async def aclose(self) -> None:
+        """End the work; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._context.cancel()
+        try:
+            if (aclose := getattr(self._values, "aclose", None)) is not None:
+                await aclose()
+        finally:
+            if self._release is not None:
+                self._release()
+
+
+class Pump:
+    """Reads a sync generator in a thread, a bounded number of values ahead of its consumer.
+
+    Args:
+        generate: Returns the generator.
+        context: Tells when the consumer has left; looked at between two values.
+    """
+
+    _AHEAD = 16
+
+    def __init__(self, generate: Callable[[], Iterator[Any]], context: RequestContext) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._generate = generate
+        self._context = context
+        self._room = threading.Semaphore(self._AHEAD)
+        self._values: deque[Any] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._over: asyncio.Future[Any] | None = None
+
+    def run(self) -> None:
+        """Generate; runs in a thread."""
+        values = self._generate()
+        try:
+            for value in values:
+                self._values.append(value)
+                self._loop.call_soon_threadsafe(self._wake)
+                self._room.acquire()
+                if self._context.cancelled:
+                    return
+        finally:
+            if isinstance(values, Generator):
+                values.close()
+
+    def ended(self, future: "asyncio.Future[Any]") -> None:
+        """Take note that the thread has ended."""
+        self._over = future
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._values:
+            if self._over is not None:
+                self._over.result()
+                raise StopAsyncIteration
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._room.release()
+        return self._values.popleft()
+
+    async def aclose(self) -> None:
+        """Let the thread go on to see that nobody listens."""
+        self._room.release()

@@ -1,0 +1,225 @@
+"""One replica: load → set up → warm up → ready → drain → stop, and its calls in between.
+
+A replica is a `Handler` over the endpoints of one service object. It does no networking: the
+worker process puts it behind a socket, `local` behind an in-memory connection.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from servekit.core.call import Call, Handler, Load, Reply, now
+from servekit.errors import CallError, NotFound, SetupError, suggest
+from servekit.observe.families import Families
+from servekit.observe.log import get_logger
+from servekit.observe.metrics import Metrics, Snapshot
+from servekit.runtime.batched import Batched
+from servekit.runtime.endpoints import Stream, Unary
+from servekit.runtime.meter import Meter, Pace
+from servekit.runtime.slots import Slots
+from servekit.runtime.threads import Threads
+from servekit.spec.app import ServiceSpec
+from servekit.spec.definition import EndpointDefinition, HookKind, ServiceDefinition
+
+State = Literal["loading", "warming", "ready", "draining", "stopped"]
+
+SYNC_LIMIT = 32
+"""Threads of a service that sets no `Limits.max_ongoing`."""
+ASYNC_LIMIT = 256
+"""Async calls at once of a service that sets no `Limits.max_ongoing`."""
+
+_HEALTH_TIMEOUT_S = 5.0
+_log = get_logger("servekit.replica")
+
+
+class Replica:
+    """One service object and everything that runs its calls.
+
+    Args:
+        definition: The class.
+        spec: Its settings in this app.
+        replica_id: Unique in the app.
+
+    Attributes:
+        state: Where it is in its life.
+    """
+
+    def __init__(
+        self, definition: ServiceDefinition, spec: ServiceSpec, *, replica_id: str
+    ) -> None:
+        self._definition = definition
+        self._spec = spec
+        self._metrics = Metrics(replica=replica_id)
+        self._families = Families(self._metrics)
+        self._pace = Pace()
+        limits = spec.limits
+        self._loop = loop = asyncio.get_running_loop()
+        self._threads = Threads(loop, limits.max_ongoing or SYNC_LIMIT, name=spec.name)
+        self._async_slots = Slots(limits.max_ongoing or ASYNC_LIMIT, limits.max_queued, spec.name)
+        self._sync_slots = Slots(limits.max_ongoing or SYNC_LIMIT, limits.max_queued, spec.name)
+        self._batched: list[Batched] = []
+        self._meters: list[Meter] = []
+        self._handlers: dict[str, tuple[Handler, Meter]] = {}
+        self._instance: Any = None
+        self.id = replica_id
+        self.state: State = "loading"
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self, dependencies: Mapping[str, object]) -> None:
+        """Construct the service, run its set-up and warm-up hooks, and become ready.
+
+        `__init__` and sync hooks run on this thread, as libraries with signal handlers and
+        thread-bound contexts expect.
+
+        Args:
+            dependencies: Handles by attribute; there before `__init__` runs.
+
+        Raises:
+            SetupError: User code raised; chained to its exception.
+        """
+        cls = self._definition.cls
+        instance = self._instance = object.__new__(cls)
+        for attribute, handle in dependencies.items():
+            setattr(instance, attribute, handle)
+        try:
+            instance.__init__(**self._spec.args)
+            await self._run_hooks("setup")
+            for endpoint in self._definition.endpoints.values():
+                self._add(endpoint)
+            self.state = "warming"
+            await self._run_hooks("warmup")
+        except Exception as error:
+            raise SetupError(f"{self._spec.name}: set-up raised {type(error).__name__}: {error}") from error
+        self.state = "ready"
+
+    def _add(self, definition: EndpointDefinition) -> None:
+        spec = self._spec
+        meter = Meter(
+            self._families,
+            self._pace,
+            service=spec.name,
+            endpoint=definition.name,
+            version=spec.version,
+        )
+        self._meters.append(meter)
+        handler: Handler
+        if definition.batch is not None:
+            handler = batched = Batched(
+                self._instance,
+                definition,
+                self._threads,
+                meter,
+                self._families,
+                service=spec.name,
+            )
+            self._batched.append(batched)
+            self._handlers[f"{definition.name}/batch"] = (batched.many, meter)
+        else:
+            slots = self._async_slots if definition.is_async else self._sync_slots
+            if (limit := definition.max_concurrency) is not None:
+                slots = Slots(limit, spec.limits.max_queued, definition.where)
+            runner = Stream if definition.kind == "stream" else Unary
+            handler = runner(self._instance, definition, slots, self._threads, meter)
+        self._handlers[definition.name] = (handler, meter)
+
+    async def _run_hooks(self, kind: HookKind) -> None:
+        for hook in self._definition.hooks.get(kind, ()):
+            outcome = hook(self._instance)
+            if inspect.isawaitable(outcome):
+                await outcome
+
+    async def drain(self) -> None:
+        """Become unready; whoever owns the connections stops new calls and waits for old ones."""
+        self.state = "draining"
+
+    async def stop(self) -> None:
+        """Run the tear-down hooks; an exception in one is logged."""
+        self.state = "stopped"
+        try:
+            await self._run_hooks("teardown")
+        except Exception:
+            _log.exception("teardown raised", service=self._spec.name)
+        self._threads.close()
+
+    # -- calls -------------------------------------------------------------------------------
+
+    async def __call__(self, call: Call) -> Reply:
+        """Answer a call.
+
+        Raises:
+            CallError: It failed; see each endpoint's runner.
+        """
+        found = self._handlers.get(call.endpoint)
+        if found is None:
+            names = list(self._handlers)
+            raise NotFound(
+                f"{self._spec.name} has no endpoint {call.endpoint!r}."
+                f"{suggest(call.endpoint, names)}",
+                started=False,
+            )
+        handler, meter = found
+        if not call.internal:
+            return await handler(call)
+        started = now()
+        code = 500
+        try:
+            reply = await handler(call)
+            code = 200
+        except CallError as error:
+            code = error.status
+            raise
+        except asyncio.CancelledError:
+            code = 499
+            raise
+        finally:
+            meter.answered(code, now() - started)
+        return reply
+
+    # -- figures -----------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """Return the figures for the router."""
+        ongoing = 0
+        for meter in self._meters:
+            ongoing += meter.ongoing
+        return Load(ongoing, self._pace.unit_s)
+
+    def capacity_per_s(self) -> float | None:
+        """Return how many calls a second the batchers can serve in time; None if none knows."""
+        known = [c for b in self._batched if (c := b.statistics().capacity_per_s) is not None]
+        return min(known) if known else None
+
+    @property
+    def finished(self) -> int:
+        """Calls answered since the start."""
+        return sum(meter.finished for meter in self._meters)
+
+    def metrics(self) -> Snapshot:
+        """Return the figures for `/metrics`."""
+        for meter in self._meters:
+            meter.publish()
+        return self._metrics.snapshot()
+
+    # -- health ------------------------------------------------------------------------------
+
+    async def check(self, kind: Literal["live", "ready"]) -> str:
+        """Run the user's hooks of that kind; returns "" when well, else what is wrong."""
+        if kind == "ready" and self.state != "ready":
+            return f"the replica is {self.state}"
+        for hook in self._definition.hooks.get(kind, ()):
+            try:
+                async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                    if inspect.iscoroutinefunction(hook):
+                        healthy = await hook(self._instance)
+                    else:
+                        healthy = await asyncio.to_thread(hook, self._instance)
+            except TimeoutError:
+                return f"@sk.{kind} hook {hook.__name__} took over {_HEALTH_TIMEOUT_S} s"
+            except Exception as error:
+                _log.warning("health hook raised", hook=hook.__name__, exc_info=True)
+                return f"@sk.{kind} hook {hook.__name__} raised {type(error).__name__}"
+            if healthy is False:
+                return f"@sk.{kind} hook {hook.__name__} returned False"
+        return ""

@@ -1,0 +1,319 @@
+"""`Array["float32", "N 3 224 224"]`: an annotation that says which arrays are welcome.
+
+In flow arrays as segments, nested JSON lists, or numpy arrays; out the same array, or an error that
+says what was wanted and what came. Nothing is ever reshaped or cast to fit.
+"""
+
+import sys
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, cast
+
+from servekit.core.call import Buffer
+from servekit.errors import SpecError, suggest
+from servekit.spec import tensor
+from servekit.spec.tensor import ITEM_BYTES, ArrayError
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
+
+    from servekit.spec.tensor import AnyArray
+
+SEGMENT = "$servekit:segment"
+"""Key of the JSON object that stands for an array or bytes in another segment of the payload."""
+
+
+class Array:
+    """Annotation of an array parameter, result or field.
+
+    `Array[dtype]` or `Array[dtype, dims]`. The dtype is numpy's name of it, or `"any"`. The dims
+    are separated by blanks: a number is fixed, a name stands for any size (the same name twice for
+    the same size), a leading `...` for any dims before the others, and `""` is a scalar.
+
+    Type checkers read strings in an annotation as types, so where they look, write
+    `Annotated[NDArray[np.float32], Array["float32", "N 3"]]`: they see the array, we see both.
+    """
+
+    def __class_getitem__(cls, item: str | tuple[str, str]) -> "ArraySpec":
+        """Parse the annotation.
+
+        Raises:
+            SpecError: The dtype or the dims can't be read; says how to write them.
+        """
+        parts = cast("tuple[Any, ...]", item if isinstance(item, tuple) else (item, "..."))
+        if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+            raise SpecError(
+                f"Array[{', '.join(map(repr, parts))}]: give a dtype and dims as text, like "
+                'Array["float32", "N 3 224 224"]'
+            )
+        return ArraySpec.parse(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Which arrays are welcome. Made by `Array[...]`; pydantic understands it as an annotation.
+
+    Attributes:
+        dtype: numpy's name of it, or "" for any.
+        dims: Sizes, or names of free sizes.
+        leading: Any dims may come before `dims`.
+        library: What the method gets: numpy arrays or torch tensors.
+    """
+
+    dtype: str
+    dims: tuple[int | str, ...]
+    leading: bool = False
+    library: Literal["numpy", "torch"] = "numpy"
+
+    @classmethod
+    def parse(cls, dtype: str, dims: str) -> "ArraySpec":
+        """Read an annotation's texts.
+
+        Raises:
+            SpecError: One of them is no dtype, or no dims.
+        """
+        where = f'Array["{dtype}", "{dims}"]'
+        if dtype != "any" and dtype not in ITEM_BYTES:
+            raise SpecError(
+                f"{where}: unknown dtype {dtype!r}.{suggest(dtype, [*ITEM_BYTES])} "
+                f"Known: any, {', '.join(ITEM_BYTES)}"
+            )
+        tokens = dims.split()
+        leading = tokens[:1] == ["..."]
+        sizes: list[int | str] = []
+        for token in tokens[leading:]:
+            if token.isascii() and token.isdecimal():
+                sizes.append(int(token))
+            elif token.isidentifier():
+                sizes.append(token)
+            else:
+                raise SpecError(
+                    f"{where}: {token!r} is no dim; write a number, a name for a free size, or "
+                    "'...' as the first token, separated by blanks"
+                )
+        if len(sizes) > tensor.MAX_RANK:
+            raise SpecError(f"{where}: over {tensor.MAX_RANK} dims")
+        return cls("" if dtype == "any" else dtype, tuple(sizes), leading)
+
+    def __str__(self) -> str:
+        dims = ("...",) * self.leading + self.dims
+        text = ", ".join(map(str, dims)) + "," * (len(dims) == 1 and not self.leading)
+        return f"{self.dtype or 'any dtype'} of shape ({text})"
+
+    def __or__(self, other: Any) -> Any:
+        return Union[self, other]
+
+    def __ror__(self, other: Any) -> Any:
+        return Union[other, self]
+
+    def stacked(self) -> "ArraySpec":
+        """Return the spec of many such arrays stacked along a new first axis."""
+        return self if self.leading else replace(self, dims=("batch", *self.dims))
+
+    # ---- checks
+
+    def check(self, value: object) -> "AnyArray":
+        """Return the value if it is a welcome array, as numpy sees it.
+
+        Raises:
+            ArrayError: It isn't; says wanted and got.
+        """
+        if tensor.is_tensor(value) and self.library == "torch":
+            array = tensor.from_tensor(value)
+        elif tensor.is_array(value) and self.library == "numpy":
+            array = cast("AnyArray", value)
+        else:
+            name = {"numpy": "a numpy array", "torch": "a torch.Tensor"}[self.library]
+            kind = type(value)
+            got = kind.__qualname__
+            if kind.__module__ != "builtins":
+                got = f"{kind.__module__}.{got}"
+            raise ArrayError("array_type", f"wanted {name} ({self}), got {got}")
+        self._check_layout(array.dtype.name, array.shape)
+        return array
+
+    def _check_layout(self, dtype: str, shape: tuple[int, ...]) -> None:
+        if dtype != self.dtype and (self.dtype or dtype not in ITEM_BYTES):
+            wanted = self.dtype or f"one of {', '.join(ITEM_BYTES)}"
+            raise ArrayError("array_dtype", f"wanted dtype {wanted}, got {dtype}")
+        if not self._fits(shape):
+            raise ArrayError("array_shape", f"wanted {self}, got shape {shape}")
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        dims = self.dims
+        extra = len(shape) - len(dims)
+        if extra and (extra < 0 or not self.leading):
+            return False
+        free: dict[str, int] = {}
+        for dim, size in zip(dims, shape[extra:], strict=True):
+            if (dim if isinstance(dim, int) else free.setdefault(dim, size)) != size:
+                return False
+        return True
+
+    # ---- in
+
+    def from_raw(self, data: Buffer) -> Any:
+        """View headerless bytes as the array; one free dim is found from their number.
+
+        Raises:
+            ArrayError: The bytes don't divide, or more than one size is open.
+        """
+        if not self.dtype:
+            raise ArrayError("array_dtype", "raw bytes need a declared dtype; send a .npy file")
+        fixed = [dim for dim in self.dims if isinstance(dim, int)]
+        if self.leading or len(self.dims) - len(fixed) > 1:
+            raise ArrayError(
+                "array_shape", f"raw bytes don't say which shape they have ({self}); send .npy"
+            )
+        step = prod(fixed) * ITEM_BYTES[self.dtype]
+        got = memoryview(data).nbytes
+        open_ended = len(fixed) < len(self.dims)
+        count, rest = divmod(got, step) if open_ended and step else (1, got - step)
+        if rest:
+            multiple = "a multiple of " * open_ended
+            raise ArrayError("array_bytes", f"{self} takes {multiple}{step} bytes, got {got}")
+        shape = [dim if isinstance(dim, int) else count for dim in self.dims]
+        return self.own(tensor.from_buffer(data, self.dtype, shape))
+
+    def own(self, array: "AnyArray") -> Any:
+        """Check an array that came from outside, and return it in the declared library's form.
+
+        Raises:
+            ArrayError: It isn't welcome.
+        """
+        self._check_layout(array.dtype.name, array.shape)
+        return tensor.as_tensor(array) if self.library == "torch" else array
+
+    def _from_json(self, value: Any, segments: Any) -> Any:
+        if isinstance(value, dict):
+            return self.own(_segment_array(cast("dict[str, Any]", value), segments))
+        array = tensor.from_lists(value, self.dtype)
+        if 0 in array.shape and array.ndim < len(self.dims) and not self.leading:
+            # Lists can't tell (0, 4) from (0,): what lies below an empty list is open.
+            rest = self.dims[array.ndim :]
+            array = array.reshape(
+                (*array.shape, *(dim if isinstance(dim, int) else 0 for dim in rest))
+            )
+        return self.own(array)
+
+    def _validate(self, value: Any, info: Any) -> Any:
+        try:
+            if info.mode == "json":
+                return self._from_json(value, info.context)
+            self.check(value)
+        except ArrayError as error:
+            _refuse(error, value)
+        return value
+
+    # ---- out
+
+    def _serialize(self, value: Any, info: Any) -> Any:
+        try:
+            array = self.check(value)
+        except ArrayError as error:
+            from pydantic_core import PydanticSerializationUnexpectedValue  # noqa: PLC0415
+
+            raise PydanticSerializationUnexpectedValue(error.message) from None
+        segments = info.context
+        if segments is None:
+            return array.tolist()
+        segments.append(tensor.to_buffer(array))
+        return {SEGMENT: len(segments) - 1, "dtype": array.dtype.name, "shape": array.shape}
+
+    # ---- pydantic's side
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> "CoreSchema":
+        from pydantic_core import core_schema  # noqa: PLC0415
+
+        return core_schema.with_info_plain_validator_function(
+            self._validate,
+            metadata={"pydantic_js_functions": [self._json_schema]},
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                self._serialize, info_arg=True, when_used="json"
+            ),
+        )
+
+    def _json_schema(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        leaf = "boolean" if self.dtype == "bool" else "integer" if "int" in self.dtype else "number"
+        if self.leading:
+            return {"type": ["array", leaf], "description": str(self)}
+        schema: dict[str, Any] = {"type": leaf}
+        for dim in reversed(self.dims):
+            schema = {"type": "array", "items": schema}
+            if isinstance(dim, int):
+                schema |= {"minItems": dim, "maxItems": dim}
+        return schema | {"description": str(self)}
+
+
+def spec_of(hint: Any) -> ArraySpec | None:
+    """Return the spec of a hint that is an array type, or None.
+
+    Understands `Array[...]`, `np.ndarray`, `NDArray[np.float32]` and `torch.Tensor`.
+
+    Raises:
+        SpecError: The hint's dtype can't travel (complex, object, an abstract one).
+    """
+    if isinstance(hint, ArraySpec):
+        return hint
+    from typing import get_args, get_origin  # noqa: PLC0415
+
+    np, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if torch is not None and hint is torch.Tensor:
+        return ArraySpec("", (), leading=True, library="torch")
+    if np is None or np.ndarray not in (hint, get_origin(hint)):
+        return None
+    dtype = ""
+    if args := get_args(hint):
+        scalar = (get_args(args[-1]) or (Any,))[0]
+        if scalar is not Any:
+            try:
+                dtype = np.dtype(scalar).name if scalar not in _abstract(np) else ""
+            except TypeError:
+                dtype = str(scalar)
+            if dtype and dtype not in ITEM_BYTES:
+                raise SpecError(f"arrays of {dtype} can't travel; use one of {', '.join(ITEM_BYTES)}")
+    return ArraySpec(dtype, (), leading=True)
+
+
+def _abstract(np: Any) -> tuple[Any, ...]:
+    return (np.generic, np.number, np.integer, np.floating, np.signedinteger, np.unsignedinteger)
+
+
+def segment_of(value: Any, segments: Any) -> tuple[Buffer, dict[str, Any]]:
+    """Return the buffer that a placeholder stands for, and the placeholder.
+
+    Raises:
+        ArrayError: It is no placeholder, or the payload has no such segment. A plain JSON body has
+            no segments, so what it says about them is never believed.
+    """
+    if not isinstance(value, dict) or not segments or SEGMENT not in value:
+        raise ArrayError("array_type", "wanted nested lists, got an object")
+    holder = cast("dict[str, Any]", value)
+    index = holder[SEGMENT]
+    if type(index) is not int or not 0 < index < len(segments):
+        raise ArrayError("array_bytes", f"the payload has no segment {str(index)[:20]}")
+    return segments[index], holder
+
+
+def _segment_array(value: dict[str, Any], segments: Any) -> "AnyArray":
+    data, holder = segment_of(value, segments)
+    dtype, shape = holder.get("dtype"), holder.get("shape")
+    if not isinstance(dtype, str) or not isinstance(shape, list):
+        raise ArrayError("array_type", "wanted an array, got bytes")
+    sizes = cast("list[Any]", shape)
+    if not all(type(size) is int for size in sizes):
+        raise ArrayError("array_shape", "a shape is a list of ints")
+    return tensor.from_buffer(data, dtype, sizes)
+
+
+def _refuse(error: ArrayError, value: object) -> NoReturn:
+    """Raise the error as pydantic's own, so that it gets the path of its field."""
+    from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError  # noqa: PLC0415
+
+    # The message is a template to pydantic: its braces would be fields.
+    text = error.message.replace("{", "(").replace("}", ")")
+    problem = PydanticCustomError(cast("Any", error.kind), cast("Any", text))
+    if not error.path:
+        raise problem from None
+    details: InitErrorDetails = {"type": problem, "loc": error.path, "input": None}
+    raise ValidationError.from_exception_data("array", [details]) from None
