@@ -12,6 +12,7 @@
     │   ├── BadRequest         400  the body can't be parsed
     │   ├── Unauthorized       401
     │   ├── NotFound           404
+    │   ├── MethodNotAllowed   405
     │   ├── PayloadTooLarge    413
     │   ├── UnsupportedMedia   415
     │   ├── InvalidInput       422  a field is wrong; `fields` says which and why
@@ -69,6 +70,9 @@ class CallError(ServekitError):
         retry_after_s: Seconds after which a new attempt may succeed.
         fields: For `InvalidInput`: one `{"path", "message", "type"}` per wrong field.
         started: Whether user code may have run.
+
+    Attributes:
+        headers: More headers for the HTTP answer.
     """
 
     status: ClassVar[int] = 500
@@ -91,6 +95,7 @@ class CallError(ServekitError):
         self.retry_after_s = retry_after_s
         self.fields = tuple(fields)
         self.started = started
+        self.headers: Mapping[str, str] = {}
 
     def details(self) -> dict[str, Any]:
         """Return the error's body as callers see it, without the request id."""
@@ -118,6 +123,12 @@ class NotFound(CallError):
     """No such service or endpoint."""
 
     status, code, grpc = 404, "not_found", "NOT_FOUND"
+
+
+class MethodNotAllowed(CallError):
+    """The route takes other HTTP methods."""
+
+    status, code, grpc = 405, "method_not_allowed", "UNIMPLEMENTED"
 
 
 class PayloadTooLarge(CallError):

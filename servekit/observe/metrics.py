@@ -10,6 +10,7 @@ of many processes, `Aggregate` does so without forgetting the ones that ended, a
 the Prometheus text format.
 """
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -229,7 +230,7 @@ class Metrics:
             SpecError: The name is taken, it or a label is no legal one, or bounds don't ascend.
         """
         edges = tuple(float(bound) for bound in bounds)
-        if not edges or any(low >= high for low, high in pairwise(edges)):
+        if not edges or not all(a < b for a, b in pairwise((-math.inf, *edges, math.inf))):
             raise SpecError(f"histogram {name!r}: bounds must ascend, not {list(bounds)}")
         family = Family(name, tuple(labels), lambda: Histogram(edges), self._max_series)
         self._define(family, FamilySnapshot(name, doc, "histogram", tuple(labels), edges, ()))

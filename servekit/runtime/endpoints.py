@@ -6,7 +6,6 @@ a slot, runs the user's function within the call's context, and encodes the resu
 
 import asyncio
 import threading
-import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import partial
@@ -28,8 +27,7 @@ def masked(error: BaseException, where: str, request_id: str) -> CallError:
     """Return what the caller may see of an exception of user code; the log gets all of it."""
     if isinstance(error, CallError):
         return error
-    trace = "".join(traceback.format_exception(error))
-    _log.error("user code raised", where=where, request_id=request_id, traceback=trace)
+    _log.exception("user code raised", error=error, where=where, request_id=request_id)
     return ExecutionError(
         f"{where} raised {type(error).__name__}; the server's log has it under the request id"
     )

@@ -174,8 +174,7 @@ class LatencyModel:
                 whether `k` is right; a batch that was late from the start does not.
             missed: A deadline in the batch passed before it ended.
         """
-        if seconds < _SHORTEST:
-            seconds = _SHORTEST
+        seconds = max(seconds, _SHORTEST)
         alpha, beta = self._shape
         scale = self._ratios.add(seconds / (alpha + beta * rows))
         if promised:
@@ -185,8 +184,7 @@ class LatencyModel:
         if expected > 0.0:
             m = self._residuals.add(seconds / expected - 1.0)
             self.margin = 1.0 + self._k * min(max(m, _RESIDUAL_MIN), _RESIDUAL_MAX)
-            if seconds > _OUTLIER * expected:
-                seconds = _OUTLIER * expected
+            seconds = min(seconds, _OUTLIER * expected)
         self._fit(rows, seconds, scale)
 
     def _fit(self, rows: int, seconds: float, scale: float) -> None:

@@ -42,6 +42,8 @@ class Replica:
         replica_id: Unique in the app.
 
     Attributes:
+        id: Its id.
+        service: Name of its service in the app.
         state: Where it is in its life.
     """
 
@@ -63,6 +65,7 @@ class Replica:
         self._handlers: dict[str, tuple[Handler, Meter]] = {}
         self._instance: Any = None
         self.id = replica_id
+        self.service = spec.name
         self.state: State = "loading"
 
     # -- life --------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ class Replica:
             if inspect.isawaitable(outcome):
                 await outcome
 
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Become unready; whoever owns the connections stops new calls and waits for old ones."""
         self.state = "draining"
 

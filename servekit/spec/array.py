@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, cast
 
 from servekit.core.call import Buffer
 from servekit.errors import SpecError, suggest
-from servekit.spec import tensor
+from servekit.spec import segment, tensor
 from servekit.spec.tensor import ITEM_BYTES, ArrayError
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
     from servekit.spec.tensor import AnyArray
-
-SEGMENT = "$servekit:segment"
-"""Key of the JSON object that stands for an array or bytes in another segment of the payload."""
 
 
 class Array:
@@ -101,10 +98,10 @@ class ArraySpec:
         return f"{self.dtype or 'any dtype'} of shape ({text})"
 
     def __or__(self, other: Any) -> Any:
-        return Union[self, other]
+        return Union[self, other]  # noqa: UP007
 
     def __ror__(self, other: Any) -> Any:
-        return Union[other, self]
+        return Union[other, self]  # noqa: UP007
 
     def stacked(self) -> "ArraySpec":
         """Return the spec of many such arrays stacked along a new first axis."""
@@ -129,7 +126,7 @@ class ArraySpec:
             if kind.__module__ != "builtins":
                 got = f"{kind.__module__}.{got}"
             raise ArrayError("array_type", f"wanted {name} ({self}), got {got}")
-        self._check_layout(array.dtype.name, array.shape)
+        self._check_layout(tensor.dtype_name(array.dtype), array.shape)
         return array
 
     def _check_layout(self, dtype: str, shape: tuple[int, ...]) -> None:
@@ -181,12 +178,12 @@ class ArraySpec:
         Raises:
             ArrayError: It isn't welcome.
         """
-        self._check_layout(array.dtype.name, array.shape)
+        self._check_layout(tensor.dtype_name(array.dtype), array.shape)
         return tensor.as_tensor(array) if self.library == "torch" else array
 
     def _from_json(self, value: Any, segments: Any) -> Any:
         if isinstance(value, dict):
-            return self.own(_segment_array(cast("dict[str, Any]", value), segments))
+            return self.own(segment.get_array(value, segments))
         array = tensor.from_lists(value, self.dtype)
         if 0 in array.shape and array.ndim < len(self.dims) and not self.leading:
             # Lists can't tell (0, 4) from (0,): what lies below an empty list is open.
@@ -202,7 +199,7 @@ class ArraySpec:
                 return self._from_json(value, info.context)
             self.check(value)
         except ArrayError as error:
-            _refuse(error, value)
+            _refuse(error)
         return value
 
     # ---- out
@@ -217,8 +214,7 @@ class ArraySpec:
         segments = info.context
         if segments is None:
             return array.tolist()
-        segments.append(tensor.to_buffer(array))
-        return {SEGMENT: len(segments) - 1, "dtype": array.dtype.name, "shape": array.shape}
+        return segment.put_array(array, segments)
 
     # ---- pydantic's side
 
@@ -227,22 +223,21 @@ class ArraySpec:
 
         return core_schema.with_info_plain_validator_function(
             self._validate,
-            metadata={"pydantic_js_functions": [self._json_schema]},
             serialization=core_schema.plain_serializer_function_ser_schema(
                 self._serialize, info_arg=True, when_used="json"
             ),
         )
 
-    def _json_schema(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         leaf = "boolean" if self.dtype == "bool" else "integer" if "int" in self.dtype else "number"
         if self.leading:
             return {"type": ["array", leaf], "description": str(self)}
-        schema: dict[str, Any] = {"type": leaf}
+        nested: dict[str, Any] = {"type": leaf}
         for dim in reversed(self.dims):
-            schema = {"type": "array", "items": schema}
+            nested = {"type": "array", "items": nested}
             if isinstance(dim, int):
-                schema |= {"minItems": dim, "maxItems": dim}
-        return schema | {"description": str(self)}
+                nested |= {"minItems": dim, "maxItems": dim}
+        return nested | {"description": str(self)}
 
 
 def spec_of(hint: Any) -> ArraySpec | None:
@@ -271,7 +266,9 @@ def spec_of(hint: Any) -> ArraySpec | None:
             except TypeError:
                 dtype = str(scalar)
             if dtype and dtype not in ITEM_BYTES:
-                raise SpecError(f"arrays of {dtype} can't travel; use one of {', '.join(ITEM_BYTES)}")
+                raise SpecError(
+                    f"arrays of {dtype} can't travel; use one of {', '.join(ITEM_BYTES)}"
+                )
     return ArraySpec(dtype, (), leading=True)
 
 
@@ -279,34 +276,7 @@ def _abstract(np: Any) -> tuple[Any, ...]:
     return (np.generic, np.number, np.integer, np.floating, np.signedinteger, np.unsignedinteger)
 
 
-def segment_of(value: Any, segments: Any) -> tuple[Buffer, dict[str, Any]]:
-    """Return the buffer that a placeholder stands for, and the placeholder.
-
-    Raises:
-        ArrayError: It is no placeholder, or the payload has no such segment. A plain JSON body has
-            no segments, so what it says about them is never believed.
-    """
-    if not isinstance(value, dict) or not segments or SEGMENT not in value:
-        raise ArrayError("array_type", "wanted nested lists, got an object")
-    holder = cast("dict[str, Any]", value)
-    index = holder[SEGMENT]
-    if type(index) is not int or not 0 < index < len(segments):
-        raise ArrayError("array_bytes", f"the payload has no segment {str(index)[:20]}")
-    return segments[index], holder
-
-
-def _segment_array(value: dict[str, Any], segments: Any) -> "AnyArray":
-    data, holder = segment_of(value, segments)
-    dtype, shape = holder.get("dtype"), holder.get("shape")
-    if not isinstance(dtype, str) or not isinstance(shape, list):
-        raise ArrayError("array_type", "wanted an array, got bytes")
-    sizes = cast("list[Any]", shape)
-    if not all(type(size) is int for size in sizes):
-        raise ArrayError("array_shape", "a shape is a list of ints")
-    return tensor.from_buffer(data, dtype, sizes)
-
-
-def _refuse(error: ArrayError, value: object) -> NoReturn:
+def _refuse(error: ArrayError) -> NoReturn:
     """Raise the error as pydantic's own, so that it gets the path of its field."""
     from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError  # noqa: PLC0415
 

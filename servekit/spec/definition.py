@@ -7,16 +7,18 @@ app. `spec/describe.py` turns them into an `AppSpec`, which is plain data.
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from servekit.errors import SpecError
 from servekit.spec.app import Kind
 from servekit.spec.item import Item
 from servekit.spec.place import place
 from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources
-from servekit.spec.schema import InputSchema, OutputSchema, endpoint_schemas
+
+if TYPE_CHECKING:
+    from servekit.spec.schema import InputSchema, OutputSchema
 
 HookKind: TypeAlias = Literal["on_build", "setup", "warmup", "ready", "live", "teardown"]
 
@@ -73,8 +75,11 @@ class EndpointDefinition:
         return (self.path,)
 
     @cached_property
-    def schemas(self) -> tuple[InputSchema, OutputSchema]:
-        """How bodies become arguments and results become bodies; loads pydantic when first read."""
+    def schemas(self) -> tuple["InputSchema", "OutputSchema"]:
+        """How bodies become arguments, and results become bodies."""
+        # Loads pydantic, which declaring a service should not have to wait for.
+        from servekit.spec.schema import endpoint_schemas  # noqa: PLC0415
+
         batched: Literal["list", "axis"] | None = None
         if self.batch is not None:
             batched = "list" if self.batch.axis is None else "axis"
@@ -121,13 +126,13 @@ class ServiceDefinition:
 
     cls: type
     name: str
-    prefix: str | None = None
-    replicas: int | Autoscale = 1
-    resources: Resources = Resources()
-    limits: Limits = Limits()
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    version: str = "1"
+    prefix: str | None
+    replicas: int | Autoscale
+    resources: Resources
+    limits: Limits
+    env: Mapping[str, str]
+    args: Mapping[str, Any]
+    version: str
     endpoints: Mapping[str, EndpointDefinition]
     dependencies: Mapping[str, DependencyDefinition]
     hooks: Mapping[HookKind, tuple[Callable[..., Any], ...]]

@@ -12,9 +12,7 @@ from servekit.errors import SpecError, suggest
 from servekit.spec.app import AppSpec, DependencySpec, EndpointSpec, ServiceSpec
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
 from servekit.spec.graph import ServiceRef, topology
-from servekit.spec.target import load, target_of
-
-__all__ = ["describe", "load"]
+from servekit.spec.target import target_of
 
 _SCALARS = {"string", "integer", "number", "boolean", "null"}
 _INSTALLED = tuple(

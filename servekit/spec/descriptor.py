@@ -104,6 +104,7 @@ class Bound(_Bound[P, R_co], Generic[P, R_co, V_co]):
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> Call[V_co]:
         """Start the call in a replica; await it, or take `.result()`."""
+        del args, kwargs
         raise self._no_handle("remote")
 
 
@@ -114,6 +115,7 @@ class BoundStream(_Bound[P, R_co], Generic[P, R_co, V_co]):
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> Stream[V_co]:
         """Start the call in a replica; iterate over it."""
+        del args, kwargs
         raise self._no_handle("remote")
 
 

@@ -47,8 +47,7 @@ class Method:
             )
         if not inspect.isfunction(fn):
             raise SpecError(
-                f"{decorator} on {where}: decorate a plain method, once; "
-                f"this is a {kind}"
+                f"{decorator} on {where}: decorate a plain method, once; this is a {kind}"
             )
         hook = hook_of(fn)
         if hook is not None:
@@ -67,6 +66,11 @@ class Method:
             raise SpecError(
                 f"{where}: an `async def` that returns {returns} without `yield` is no stream; "
                 "write `yield` in it, or plain `def`"
+            )
+        if returns in ("Iterable", "AsyncIterable"):
+            raise SpecError(
+                f"{where}: returns {returns}; write Iterator[X] or AsyncIterator[X] to stream, "
+                "or list[X] to answer at once"
             )
         return cls(
             where=where,

@@ -12,9 +12,9 @@ def tree(app: AppSpec) -> str:
     ::
 
         Search  /search
-        ├── query   POST /search/query
-        └── embedder → Embedder  ×1..4  gpu 0.5
-            └── embed   batched ≤64, ≤4 ms
+        ├── query  POST /search/query
+        └── embedder → Embedder  1 to 4 replicas  gpu 0.5
+            └── embed  batched ≤64, waits ≤4 ms
     """
     return "\n".join(_draw(app, app.service(app.root), set()))
 
@@ -60,9 +60,9 @@ def _facts(service: ServiceSpec) -> list[str]:
     if service.prefix:
         facts.append(service.prefix)
     if isinstance(service.replicas, Autoscale):
-        facts.append(f"×{service.replicas.min}..{service.replicas.max}")
+        facts.append(f"{service.replicas.min} to {service.replicas.max} replicas")
     elif service.replicas > 1:
-        facts.append(f"×{service.replicas}")
+        facts.append(f"{service.replicas} replicas")
     if service.resources.gpu:
         facts.append(f"gpu {service.resources.gpu:g}")
     return facts

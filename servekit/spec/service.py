@@ -6,24 +6,16 @@ from typing import Any, TypeVar, get_args, overload
 
 from servekit.core.units import parse_bytes
 from servekit.errors import SpecError
-from servekit.spec.definition import (
-    ATTRIBUTE,
-    EndpointDefinition,
-    HookKind,
-    ServiceDefinition,
-    definition,
-)
+from servekit.spec.definition import ATTRIBUTE, EndpointDefinition, HookKind, ServiceDefinition
 from servekit.spec.descriptor import EndpointDescriptor
 from servekit.spec.graph import Dependency
 from servekit.spec.lifecycle import hook_of
 from servekit.spec.place import at, place
 from servekit.spec.policy import Autoscale, Limits, Resources
 
-__all__ = ["ServiceDefinition", "definition", "service"]
-
 T = TypeVar("T")
 
-_WRAPPERS: Mapping[type, str] = {staticmethod: "__func__", classmethod: "__func__", property: "fget"}
+_WRAPPERS: dict[type, str] = {staticmethod: "__func__", classmethod: "__func__", property: "fget"}
 
 
 @overload
@@ -93,6 +85,7 @@ def service(
             resources=resources,
             limits=limits or Limits(),
             env=dict(env or {}),
+            args={},
             version=version,
             endpoints=_endpoints(cls, members),
             dependencies={
@@ -114,11 +107,9 @@ def _members(cls: type) -> dict[str, object]:
     for base in reversed(cls.__mro__):
         for attribute, value in vars(base).items():
             where = f"{place(base)}.{attribute}"
-            kind: type = type(value)
-            inside = _WRAPPERS.get(kind)
-            if inside is not None and _is_declared(getattr(value, inside)):
+            if _is_declared(_wrapped(value)):
                 raise SpecError(
-                    f"{where}: is a {kind.__name__} around a decorated method; "
+                    f"{where}: is a {type(value).__name__} around a decorated method; "
                     "write a plain method, `def …(self, …)`"
                 )
             before = members.get(attribute)
@@ -129,6 +120,11 @@ def _members(cls: type) -> dict[str, object]:
                 )
             members[attribute] = value
     return members
+
+
+def _wrapped(value: object) -> object:
+    name = _WRAPPERS.get(type(value))
+    return None if name is None else getattr(value, name)
 
 
 def _is_declared(value: object) -> bool:

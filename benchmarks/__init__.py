@@ -1,0 +1,1 @@
+"""Servekit measured against its peers, side by side."""

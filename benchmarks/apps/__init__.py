@@ -1,0 +1,1 @@
+"""One application per contender, all doing the same work."""

@@ -1,0 +1,86 @@
+"""servekit: model serving at scale, from typed Python classes.
+
+::
+
+    import servekit as sk
+
+    @sk.service
+    class Embedder:
+        @sk.batched(max_size=64)
+        def embed(self, texts: list[str]) -> list[Vector]: ...
+
+    @sk.service(prefix="/search")
+    class Search:
+        embedder = sk.depends(Embedder)
+
+        @sk.endpoint
+        async def query(self, text: str) -> list[Hit]:
+            vector = await self.embedder.embed.remote(text)
+            ...
+
+`servekit serve app:Search` runs it; `sk.local` runs it in a test; `sk.connect` calls it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from servekit import errors
+from servekit.core.context import current as context
+from servekit.spec.array import Array
+from servekit.spec.batched import batched
+from servekit.spec.endpoint import endpoint
+from servekit.spec.graph import depends, ref
+from servekit.spec.item import Item, ItemError
+from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warmup
+from servekit.spec.policy import Autoscale, Limits
+from servekit.spec.service import service
+from servekit.version import __version__
+
+if TYPE_CHECKING:
+    from servekit.client import Client, connect
+    from servekit.engine.inprocess import local
+
+__all__ = [
+    "Array",
+    "Autoscale",
+    "Client",
+    "Item",
+    "ItemError",
+    "Limits",
+    "__version__",
+    "batched",
+    "connect",
+    "context",
+    "depends",
+    "endpoint",
+    "errors",
+    "live",
+    "local",
+    "on_build",
+    "ready",
+    "ref",
+    "service",
+    "setup",
+    "teardown",
+    "warmup",
+]
+
+_LAZY = {
+    "Client": "servekit.client",
+    "connect": "servekit.client",
+    "local": "servekit.engine.inprocess",
+}
+"""Names whose modules bring an event loop along, which describing a service doesn't need."""
+
+
+def __getattr__(name: str) -> object:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'servekit' has no attribute {name!r}", name=name)
+    value: object = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

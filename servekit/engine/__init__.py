@@ -1,0 +1,1 @@
+"""Running an app: processes, routing tables, scaling, placement; on this machine, later on Ray."""

@@ -1,0 +1,187 @@
+"""Requests between the supervisor and its children, over our wire.
+
+Each child shares one socket pair with the supervisor. A verb is an endpoint of the pseudo-service
+`$control`; its body and its answer are msgspec structs as JSON. When that connection ends, the
+other side is gone.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from servekit.core.call import JSON, Call, Payload, Reply, new_request_id, now
+from servekit.engine.table import Table
+from servekit.errors import CallError, NotFound
+from servekit.observe.metrics import Snapshot
+from servekit.spec.app import AppSpec
+from servekit.wire.connection import Connection
+
+SERVICE = "$control"
+
+T = TypeVar("T")
+
+Verb: TypeAlias = Callable[[bytes], Awaitable[Any]]
+
+
+class StartReplica(msgspec.Struct, frozen=True):
+    """Become a replica.
+
+    Attributes:
+        search_path: Folders that go to the front of `sys.path`.
+        address: Where to listen.
+    """
+
+    app: AppSpec
+    service: str
+    replica: str
+    search_path: tuple[str, ...]
+    address: str
+    table: Table
+
+
+class StartGateway(msgspec.Struct, frozen=True):
+    """Become the gateway.
+
+    Attributes:
+        listener: File descriptor of the listening socket.
+        drain_s: Longest wait for running requests at the end.
+        dev: Show the playground.
+    """
+
+    app: AppSpec
+    listener: int
+    table: Table
+    drain_s: float = 20.0
+    dev: bool = False
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What became of it.
+
+    Attributes:
+        address: Where the replica listens; "" when it failed.
+        error: One line.
+        traceback: The whole exception.
+        load_s: Seconds that import and set-up took.
+    """
+
+    address: str = ""
+    error: str = ""
+    traceback: str = ""
+    load_s: float = 0.0
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """A child's figures for the scaler and `servekit status`.
+
+    Attributes:
+        ongoing: Calls on board.
+        finished: Calls answered since the start.
+        capacity_per_s: What its batchers can serve in time.
+        waiting: Calls that wait for a replica, by service.
+        rss: Resident memory in bytes.
+    """
+
+    ongoing: int = 0
+    finished: int = 0
+    capacity_per_s: float | None = None
+    waiting: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    rss: int = 0
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the user's hooks are content; "" means well."""
+
+    live: str = ""
+    ready: str = ""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica, for `servekit status`."""
+
+    id: str
+    pid: int
+    state: str
+    ongoing: int
+    finished: int
+    rss: int
+    trouble: str = ""
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One service, for `servekit status`."""
+
+    name: str
+    version: str
+    state: str
+    desired: int
+    restarts: int
+    replicas: list[ReplicaStatus]
+
+
+class AppStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A running app, for `servekit status`."""
+
+    target: str
+    url: str
+    pid: int
+    revision: str
+    uptime_s: float
+    services: list[ServiceStatus]
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Calls wait for this service, which may sleep."""
+
+    service: str
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """An answer without content."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Metrics of one process."""
+
+    snapshot: Snapshot = ()
+
+
+def handler(verbs: Mapping[str, Verb]) -> Callable[[Call], Awaitable[Reply]]:
+    """Return the `Handler` of a side that knows these verbs."""
+
+    async def handle(call: Call) -> Reply:
+        verb = verbs.get(call.endpoint) if call.service == SERVICE else None
+        if verb is None:
+            raise NotFound(f"unknown control verb {call.service}.{call.endpoint}", started=False)
+        answer = await verb(bytes(call.payload.segments[0]))
+        return Reply(Payload(JSON, (msgspec.json.encode(answer),)))
+
+    return handle
+
+
+async def ask(
+    connection: Connection,
+    verb: str,
+    body: msgspec.Struct | None = None,
+    *,
+    answer: type[T],
+    timeout_s: float | None,
+) -> T:
+    """Ask the other side and wait for its answer.
+
+    Raises:
+        CallError: It failed, is gone, or did not answer in time.
+    """
+    call = Call(
+        SERVICE,
+        verb,
+        Payload(JSON, (msgspec.json.encode(body),)),
+        request_id=new_request_id(),
+        deadline=None if timeout_s is None else now() + timeout_s,
+        internal=True,
+    )
+    reply = await connection.call(call)
+    if reply.payload is None:
+        raise CallError(f"control verb {verb} answered a stream")
+    return msgspec.json.decode(bytes(reply.payload.segments[0]), type=answer)

@@ -1,0 +1,112 @@
+"""The process of the gateway: `python -m servekit.engine.gateway_worker CONTROL LIFELINE`."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from servekit.core.aio import Tasks
+from servekit.engine import child
+from servekit.engine.control import (
+    Figures,
+    Nothing,
+    Started,
+    StartGateway,
+    Stats,
+    Verb,
+    Wake,
+)
+from servekit.engine.router import Router
+from servekit.engine.table import Table
+from servekit.errors import CallError
+from servekit.gateway.http import Gateway
+from servekit.gateway.server import Server
+from servekit.gateway.site import Site
+from servekit.observe.families import Families
+from servekit.observe.metrics import Metrics, merge, render
+from servekit.spec.app import AppSpec
+from servekit.wire.frames import Hello
+
+
+class GatewayWorker:
+    """The HTTP server, and the router to all replicas."""
+
+    def __init__(self, supervisor: child.Supervisor) -> None:
+        self._supervisor = supervisor
+        self._metrics = Metrics(replica="gateway")
+        self._router = Router(Hello(replica="gateway"), on_starved=self._starved)
+        self._tasks = Tasks()
+        self._server: Server | None = None
+        self._served: asyncio.Task[None] | None = None
+        self._draining = False
+        self.verbs: Mapping[str, Verb] = {
+            "start": self._start,
+            "app": self._app,
+            "table": self._table,
+            "stats": self._stats,
+            "drain": self._drain,
+        }
+
+    async def _start(self, body: bytes) -> Started:
+        order = msgspec.json.decode(body, type=StartGateway)
+        self._site = Site(self._readiness, self._all_metrics, dev=order.dev)
+        self._gateway = Gateway(self._router, self._site.app, Families(self._metrics))
+        self._serve(order.app)
+        self._router.update(order.table)
+        listener = socket.socket(fileno=order.listener)
+        self._server = Server(self._gateway, listener, drain_s=order.drain_s)
+        self._served = self._tasks.spawn(self._server.run_until_drained(), name="http server")
+        return Started(address="listening")
+
+    def _serve(self, app: AppSpec) -> None:
+        self._gateway.serve(app)
+        self._site.serve(app)
+
+    async def _app(self, body: bytes) -> Nothing:
+        self._serve(msgspec.json.decode(body, type=AppSpec))
+        return Nothing()
+
+    async def _table(self, body: bytes) -> Nothing:
+        table = msgspec.json.decode(body, type=Table)
+        self._router.update(table)
+        return Nothing()
+
+    def _readiness(self) -> dict[str, str]:
+        if self._draining:
+            return {"gateway": "draining"}
+        return self._router.unready()
+
+    def _starved(self, service: str) -> None:
+        self._supervisor.tell("wake", Wake(service))
+
+    async def _stats(self, _: bytes) -> Stats:
+        return Stats(waiting=self._router.statistics(), rss=child.resident_bytes())
+
+    async def _all_metrics(self) -> str:
+        own = self._metrics.snapshot()
+        with contextlib.suppress(CallError):
+            others = await self._supervisor.ask("metrics", answer=Figures, timeout_s=3.0)
+            own = merge((own, others.snapshot))
+        return render(own)
+
+    async def _drain(self, _: bytes) -> Nothing:
+        self._draining = True
+        if self._server is not None and self._served is not None:
+            self._server.drain()
+            await asyncio.wait([self._served])
+        return Nothing()
+
+    async def stop(self) -> None:
+        """Finish the running requests, then hang up."""
+        if self._server is not None and self._served is not None:
+            self._server.drain()
+            await asyncio.wait([self._served], timeout=1.0)
+        await self._router.close()
+        await self._tasks.close()
+
+
+if __name__ == "__main__":
+    child.run(GatewayWorker, int(sys.argv[1]), int(sys.argv[2]), role="gateway")

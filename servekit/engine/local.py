@@ -1,0 +1,98 @@
+"""`servekit serve` and `servekit dev` on this machine: run an app until a signal says stop."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from servekit.core.aio import Tasks
+from servekit.engine.description import Described, describe_elsewhere
+from servekit.engine.supervisor import Supervisor
+from servekit.errors import AuthorError
+from servekit.observe.log import get_logger
+from servekit.settings import Settings
+
+_log = get_logger("servekit.serve")
+
+
+async def serve(
+    target: str,
+    settings: Settings,
+    *,
+    dev: bool = False,
+    on_described: Callable[[Described], None] = lambda _: None,
+    on_ready: Callable[[Supervisor], None] = lambda _: None,
+) -> None:
+    """Run an app; returns after SIGINT or SIGTERM, when everything has been drained.
+
+    A second signal ends everything at once.
+
+    Args:
+        target: Import string or file.
+        settings: Address, time limits, logging.
+        dev: Reload on save, show the playground.
+        on_described: Called when the app is known, before it starts.
+        on_ready: Called when every service is ready.
+
+    Raises:
+        AuthorError: The app can't be described or started; nothing is left running.
+    """
+    loop = asyncio.get_running_loop()
+    ending = asyncio.Event()
+    supervisor: Supervisor | None = None
+
+    def end() -> None:
+        if ending.is_set() and supervisor is not None:
+            supervisor.kill()
+        ending.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    tasks = Tasks()
+    starting = asyncio.ensure_future(describe_elsewhere(target))
+    if not await _unless(ending, starting):
+        return
+    described = starting.result()
+    on_described(described)
+    supervisor = Supervisor(described, settings, target=target, dev=dev)
+    try:
+        if not await _unless(ending, asyncio.ensure_future(supervisor.start())):
+            return
+        on_ready(supervisor)
+        if dev:
+            tasks.spawn(_reload(target, supervisor, described), name="reload")
+        await ending.wait()
+    finally:
+        await tasks.close()
+        await supervisor.stop()
+
+
+async def _unless(ending: asyncio.Event, work: "asyncio.Future[object]") -> bool:
+    """Wait for work, unless the end comes first; returns whether it was done."""
+    ended = asyncio.ensure_future(ending.wait())
+    try:
+        await asyncio.wait([work, ended], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+    if not work.done():
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        return False
+    work.result()
+    return True
+
+
+async def _reload(target: str, supervisor: Supervisor, described: Described) -> None:
+    """Roll to the new code each time that a source file is saved."""
+    from watchfiles import PythonFilter, awatch  # noqa: PLC0415  (dev only)
+
+    folders = {Path.cwd(), *(Path(folder) for folder in described.search_path)}
+    async for _ in awatch(*folders, watch_filter=PythonFilter(), recursive=True):
+        try:
+            changed = await supervisor.roll(await describe_elsewhere(target))
+        except AuthorError as error:
+            _log.error("reload failed, the old code goes on", error=str(error))
+        else:
+            _log.info("reloaded", changed=", ".join(changed) or "nothing")

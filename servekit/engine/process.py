@@ -1,0 +1,138 @@
+"""One child process and the line to it: spawn, ask, terminate, and the cause when it ends.
+
+The child gets one end of a socket pair, over which it speaks our wire, and the read end of a pipe
+that closes when this process dies, however it dies; see `engine/child.py` for what it does then.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from servekit.engine.control import Verb, ask, handler
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+
+T = TypeVar("T")
+
+_SIGNALS = {s.value: s.name for s in signal.Signals}
+
+
+class Process:
+    """A running child.
+
+    Args:
+        name: For messages and the process table.
+
+    Attributes:
+        pid: Its process id, which is also its process group's.
+        ended: Resolves with the exit cause.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        child: asyncio.subprocess.Process,
+        connection: Connection,
+        lifeline: int,
+    ) -> None:
+        self.name = name
+        self.pid = child.pid
+        self._child = child
+        self._connection = connection
+        self._lifeline = lifeline
+        self.ended: asyncio.Task[str] = asyncio.get_running_loop().create_task(self._wait())
+
+    @classmethod
+    async def spawn(
+        cls,
+        name: str,
+        module: str,
+        *,
+        verbs: Mapping[str, Verb],
+        env: Mapping[str, str],
+        inherit: tuple[int, ...] = (),
+    ) -> "Process":
+        """Start a child.
+
+        Args:
+            name: For messages.
+            module: What to run, a module that calls `child.run`.
+            verbs: What it may ask of this side.
+            env: Added to this process's environment.
+            inherit: File descriptors that it gets too.
+        """
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        watched, lifeline = os.pipe()
+        ours.setblocking(False)
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                str(theirs.fileno()),
+                str(watched),
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **env},
+                pass_fds=(theirs.fileno(), watched, *inherit),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(watched)
+        _, connection = await loop.create_connection(
+            lambda: Connection(Hello(replica="supervisor"), client=False, handler=handler(verbs)),
+            sock=ours,
+        )
+        return cls(name, child, connection, lifeline)
+
+    async def ask(
+        self,
+        verb: str,
+        body: msgspec.Struct | None = None,
+        *,
+        answer: type[T],
+        timeout_s: float | None = None,
+    ) -> T:
+        """Ask the child something; see `control.ask`."""
+        await self._connection.greeted()
+        return await ask(self._connection, verb, body, answer=answer, timeout_s=timeout_s)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child and what it started; none when it has ended."""
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    async def stop(self, grace_s: float) -> str:
+        """End it: SIGTERM, then SIGKILL after `grace_s` seconds; returns the exit cause."""
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await asyncio.shield(self.ended)
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            return await self.ended
+
+    async def _wait(self) -> str:
+        code = await self._child.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it started, and left behind
+        await self._connection.close()
+        os.close(self._lifeline)
+        if code >= 0:
+            return f"exit code {code}"
+        name = _SIGNALS.get(-code, str(-code))
+        hint = {
+            signal.SIGKILL: " (out of memory, or killed by hand)",
+            signal.SIGSEGV: " (crash in native code)",
+            signal.SIGABRT: " (abort in native code)",
+        }.get(-code, "")
+        return f"killed by {name}{hint}"

@@ -1,0 +1,157 @@
+"""The process of one replica: `python -m servekit.engine.replica_worker CONTROL LIFELINE`."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+
+import msgspec
+
+from servekit.core.call import Call, Reply, now
+from servekit.engine import child
+from servekit.engine.control import (
+    SERVICE,
+    Figures,
+    Health,
+    Nothing,
+    Started,
+    StartReplica,
+    Stats,
+    Verb,
+    Wake,
+    handler,
+)
+from servekit.engine.router import Router
+from servekit.engine.table import Table
+from servekit.errors import AuthorError, NotFound
+from servekit.runtime.handle import Options, ServiceHandle
+from servekit.runtime.replica import Replica
+from servekit.spec.definition import ServiceDefinition, definition
+from servekit.spec.target import load
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+from servekit.wire.sockets import Address, Listener
+
+
+class ReplicaWorker:
+    """One replica behind a socket, and the router to its dependencies."""
+
+    def __init__(self, supervisor: child.Supervisor) -> None:
+        self._supervisor = supervisor
+        self._replica: Replica | None = None
+        self._router: Router | None = None
+        self._listener: Listener | None = None
+        self._probe = handler({"health": self._health})
+        self.verbs: Mapping[str, Verb] = {
+            "start": self._start,
+            "table": self._table,
+            "stats": self._stats,
+            "metrics": self._metrics,
+            "drain": self._drain,
+        }
+
+    async def _start(self, body: bytes) -> Started:
+        order = msgspec.json.decode(body, type=StartReplica)
+        began = now()
+        try:
+            await self._become(order)
+        except Exception as error:  # noqa: BLE001  (whatever user code raises goes to the author)
+            cause = error.__cause__ if isinstance(error, AuthorError) else error
+            trace = "".join(traceback.format_exception(cause or error))
+            return Started(error=str(error), traceback=trace)
+        assert self._listener is not None
+        return Started(address=self._listener.address.text, load_s=now() - began)
+
+    async def _become(self, order: StartReplica) -> None:
+        spec = order.app.service(order.service)
+        sys.path[:0] = [folder for folder in order.search_path if folder not in sys.path]
+        hello = Hello(service=spec.name, replica=order.replica, version=spec.version)
+        router = self._router = Router(hello, on_starved=self._starved)
+        router.update(order.table)
+        found = definition(load(spec.target))
+        replica = self._replica = Replica(found, spec, replica_id=order.replica)
+        await replica.start(_handles(found, router))
+        self._listener = Listener(
+            Address(order.address),
+            lambda: Connection(
+                hello, client=False, handler=self._handle, own_load=replica.load
+            ),
+        )
+        await self._listener.open()
+
+    async def _handle(self, call: Call) -> Reply:
+        replica = self._replica
+        assert replica is not None
+        if call.service == replica.service:
+            return await replica(call)
+        if call.service == SERVICE:
+            return await self._probe(call)
+        raise NotFound(f"this is a replica of {replica.service}, not {call.service}", started=False)
+
+    def _starved(self, service: str) -> None:
+        self._supervisor.tell("wake", Wake(service))
+
+    async def _table(self, body: bytes) -> Nothing:
+        assert self._router is not None
+        self._router.update(msgspec.json.decode(body, type=Table))
+        return Nothing()
+
+    async def _stats(self, _: bytes) -> Stats:
+        replica, router = self._replica, self._router
+        assert replica is not None
+        assert router is not None
+        return Stats(
+            ongoing=replica.load().ongoing,
+            finished=replica.finished,
+            capacity_per_s=replica.capacity_per_s(),
+            waiting=router.statistics(),
+            rss=child.resident_bytes(),
+        )
+
+    async def _health(self, _: bytes) -> Health:
+        replica = self._replica
+        assert replica is not None
+        return Health(live=await replica.check("live"), ready=await replica.check("ready"))
+
+    async def _metrics(self, _: bytes) -> Figures:
+        assert self._replica is not None
+        return Figures(self._replica.metrics())
+
+    async def _drain(self, _: bytes) -> Nothing:
+        if self._replica is not None:
+            self._replica.drain()
+        if self._listener is not None:
+            await self._listener.drain()
+        return Nothing()
+
+    async def stop(self) -> None:
+        """Run the tear-down hooks, close the sockets, remove the socket file."""
+        if self._listener is not None:
+            await self._listener.close()
+        if self._replica is not None:
+            await self._replica.stop()
+        if self._router is not None:
+            await self._router.close()
+        if self._listener is not None and (path := self._listener.address.unix) is not None:
+            with contextlib.suppress(OSError):  # the last one out removes the private folder
+                os.rmdir(os.path.dirname(path))  # noqa: PTH106, PTH120
+
+
+def _handles(found: ServiceDefinition, router: Router) -> dict[str, object]:
+    loop = asyncio.get_running_loop()
+    return {
+        edge.attribute: ServiceHandle(
+            edge.target,
+            edge.target.name,
+            router,
+            loop,
+            Options(timeout_s=edge.timeout_s, retries=edge.retries),
+        )
+        for edge in found.dependencies.values()
+    }
+
+
+if __name__ == "__main__":
+    child.run(ReplicaWorker, int(sys.argv[1]), int(sys.argv[2]), role="replica")

@@ -1,0 +1,268 @@
+"""From a service's name to one of its replicas: choose, hold, send, and send again when safe.
+
+The router follows the table that the supervisor pushes, keeps one connection to every replica in
+it, and picks by power of two choices on the estimated completion time (Mitzenmacher 2001), from
+figures that ride on each reply. A call that finds no replica waits within its deadline; one whose
+replica was lost goes to another if it had not started, or may run twice.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+
+from servekit.core.aio import Deadlines, Tasks
+from servekit.core.call import Call, Reply
+from servekit.engine.table import ServiceTargets, Table, Target
+from servekit.errors import (
+    DeadlineExceeded,
+    NotFound,
+    Overloaded,
+    ReplicaLost,
+    Unavailable,
+    WireError,
+    suggest,
+)
+from servekit.observe.log import get_logger
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+from servekit.wire.sockets import Address, connect
+
+_log = get_logger("servekit.router")
+
+MAX_HELD = 1024
+"""Calls of one service that may wait for a replica."""
+_RECONNECT_S = (0.02, 0.1, 0.5, 1.0)
+
+
+class Router:
+    """A `Handler` over all services of a table.
+
+    Args:
+        hello: What replicas are told about this process.
+        secret: Shared secret for TCP addresses.
+        on_starved: Called with a service's name when a call begins to wait for a replica.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        *,
+        secret: bytes = b"",
+        on_starved: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._hello = hello
+        self._secret = secret
+        self._on_starved = on_starved
+        self._deadlines = Deadlines(asyncio.get_running_loop())
+        self._tasks = Tasks()
+        self._services: dict[str, _Service] = {}
+        self._serial = -1
+
+    def update(self, table: Table) -> None:
+        """Follow a table; an older one than the current is ignored."""
+        if table.serial <= self._serial:
+            return
+        self._serial = table.serial
+        for name, targets in table.services.items():
+            service = self._services.get(name)
+            if service is None:
+                service = self._services[name] = _Service(name)
+            for target in service.follow(targets):
+                service.links[target.replica] = link = _Link(target)
+                link.task = self._tasks.spawn(self._keep(service, link), name=f"link {target}")
+            service.changed()
+        for name in self._services.keys() - table.services.keys():
+            self._services.pop(name).follow(ServiceTargets(state="down"))
+
+    async def __call__(self, call: Call) -> Reply:
+        """Answer a call through one of its service's replicas.
+
+        Raises:
+            CallError: As the replica answered; `Unavailable` or `Overloaded` when there is none
+                to take it, `ReplicaLost` when it was lost and may not run again.
+        """
+        service = self._services.get(call.service)
+        if service is None:
+            raise NotFound(
+                f"no service {call.service!r} runs here.{suggest(call.service, [*self._services])}",
+                started=False,
+            )
+        while True:
+            connection = service.pick(call) or await self._hold(service, call)
+            try:
+                return await connection.call(call)
+            except (ReplicaLost, Unavailable) as error:
+                if error.started and not call.idempotent:
+                    raise
+                if error.started or error.reason != "draining":
+                    if call.attempt >= call.retries:
+                        raise
+                    call.attempt += 1
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many calls wait for a replica, by service."""
+        return {name: len(s.held) for name, s in self._services.items() if s.held}
+
+    def unready(self) -> dict[str, str]:
+        """Return the services that have no replica to take a call, and their state."""
+        return {
+            name: "connecting" if service.state == "up" else service.state
+            for name, service in self._services.items()
+            if service.state != "asleep" and not service.usable()
+        } or ({} if self._services else {"app": "starting"})
+
+    def connections(self) -> dict[str, Connection]:
+        """Return the connected replicas, by id."""
+        return {
+            link.target.replica: link.connection
+            for service in self._services.values()
+            for link in service.links.values()
+            if link.connection is not None
+        }
+
+    async def close(self) -> None:
+        """End all connections."""
+        for service in self._services.values():
+            service.follow(ServiceTargets(state="down"))
+        await self._tasks.close()
+        for connection in self.connections().values():
+            await connection.close()
+        self._deadlines.close()
+
+    async def _hold(self, service: "_Service", call: Call) -> Connection:
+        """Wait until the service has a replica, within the call's deadline."""
+        while True:
+            if service.state == "down":
+                raise Unavailable(
+                    f"{service.name} has no replica that works",
+                    reason="no_replica",
+                    retry_after_s=service.retry_after_s,
+                    started=False,
+                )
+            if len(service.held) >= MAX_HELD:
+                raise Overloaded(
+                    f"{MAX_HELD} calls wait for {service.name} to become ready",
+                    reason="no_replica",
+                    retry_after_s=1.0,
+                    started=False,
+                )
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            timer = None
+            if call.deadline is not None:
+                timer = self._deadlines.add(call.deadline, lambda w=waiter: _expire(w))  # type: ignore[misc]
+            service.held.append(waiter)
+            self._on_starved(service.name)
+            try:
+                await waiter
+            finally:
+                if timer is not None:
+                    self._deadlines.discard(timer)
+                if waiter in service.held:
+                    service.held.remove(waiter)
+            if (connection := service.pick(call)) is not None:
+                return connection
+
+    async def _keep(self, service: "_Service", link: "_Link") -> None:
+        """Hold a connection to one replica, for as long as the table has it."""
+        attempt = 0
+        while True:
+            try:
+                connection = await connect(Address(link.target.address), self._make)
+            except (OSError, WireError) as error:
+                _log.debug("replica not reached", replica=link.target.replica, error=str(error))
+                await asyncio.sleep(_RECONNECT_S[min(attempt, len(_RECONNECT_S) - 1)])
+                attempt += 1
+                continue
+            attempt = 0
+            link.connection = connection
+            service.changed()
+            try:
+                await asyncio.shield(connection.lost)
+            finally:
+                link.connection = None
+                if not connection.lost.done():
+                    self._tasks.spawn(_finish(connection), name="finish")
+
+    def _make(self) -> Connection:
+        return Connection(self._hello, client=True, secret=self._secret, deadlines=self._deadlines)
+
+
+async def _finish(connection: Connection) -> None:
+    """Let a replica that left the table answer what it has, then hang up."""
+    while connection.ongoing and not connection.lost.done():
+        await asyncio.sleep(0.05)
+    await connection.close()
+
+
+def _expire(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_exception(
+            DeadlineExceeded("the deadline passed before a replica was ready", started=False)
+        )
+
+
+class _Link:
+    __slots__ = ("connection", "target", "task")
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.connection: Connection | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Service:
+    """The router's view of one service."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = "starting"
+        self.retry_after_s = 1.0
+        self.links: dict[str, _Link] = {}
+        self.held: deque[asyncio.Future[None]] = deque()
+
+    def follow(self, targets: ServiceTargets) -> list[Target]:
+        """Drop the links that are not in the table any more; returns the targets that are new."""
+        self.state, self.retry_after_s = targets.state, targets.retry_after_s
+        wanted = {target.replica: target for target in targets.targets}
+        for replica in self.links.keys() - wanted.keys():
+            if (task := self.links.pop(replica).task) is not None:
+                task.cancel()
+        return [target for replica, target in wanted.items() if replica not in self.links]
+
+    def changed(self) -> None:
+        """Let every held call look again."""
+        if self.usable() or self.state == "down":
+            for waiter in self.held:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def usable(self) -> list[Connection]:
+        return [
+            link.connection
+            for link in self.links.values()
+            if link.connection is not None and not link.connection.draining
+        ]
+
+    def pick(self, call: Call) -> Connection | None:
+        """Return the better of two random replicas, or the one that an affinity key names."""
+        usable = self.usable()
+        if len(usable) < 2:
+            return usable[0] if usable else None
+        if call.affinity_key:
+            key = call.affinity_key.encode()
+            return max(usable, key=lambda c: blake2b(key + c.peer.replica.encode()).digest())
+        first, second = random.sample(usable, 2)
+        return first if completion_time(first) <= completion_time(second) else second
+
+
+def completion_time(connection: Connection) -> float:
+    """Estimate the seconds until a new call to that replica would be answered.
+
+    The replica's own count covers all its callers but is as old as its last reply; ours is fresh
+    but covers only this process. The larger is nearer to the truth.
+    """
+    load = connection.load
+    return (max(load.ongoing, connection.ongoing) + 1) * (load.unit_s or 1e-6)

@@ -1,0 +1,34 @@
+"""The routing table: which replicas answer for which service. Plain data, pushed to every process."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One replica that takes calls."""
+
+    replica: str
+    address: str
+    version: str = ""
+
+
+class ServiceTargets(msgspec.Struct, frozen=True):
+    """All of one service's.
+
+    Attributes:
+        state: Without targets: `"starting"` and `"asleep"` (scaled to zero) mean that calls may
+            wait for one, `"down"` that the service keeps failing, so they are refused at once.
+        retry_after_s: When a service that is down is tried again.
+    """
+
+    targets: tuple[Target, ...] = ()
+    state: Literal["up", "starting", "asleep", "down"] = "starting"
+    retry_after_s: float = 1.0
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A whole routing table; a higher `serial` replaces a lower one."""
+
+    serial: int = 0
+    services: dict[str, ServiceTargets] = msgspec.field(default_factory=dict[str, ServiceTargets])

@@ -1,0 +1,142 @@
+"""From an HTTP request to a `Call`: headers read once, the body handed on as it came."""
+
+import itertools
+import os
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from servekit.core.call import BINARY, JSON, Call, Payload
+from servekit.core.units import parse_seconds
+from servekit.errors import BadRequest, Cancelled, ConfigError, PayloadTooLarge
+from servekit.gateway.asgi import Receive, Scope
+from servekit.gateway.routes import Route
+
+_pack = msgspec.msgpack.Encoder().encode
+_boot = os.urandom(5).hex()
+_count = itertools.count(1)
+
+
+def read_call(route: Route, scope: Scope, started: float) -> Call:
+    """Make a call from a request's headers; its payload has a media type, and no body yet.
+
+    Raises:
+        BadRequest: A header can't be read.
+        PayloadTooLarge: The body's declared length is over the route's limit.
+    """
+    call = Call(route.service, route.endpoint, Payload("", ()), request_id="")
+    call.idempotent = route.spec.idempotent
+    timeout_s = route.timeout_s
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    for name, value in headers:
+        if name == b"content-type":
+            call.payload.content_type = value.decode("latin-1")
+        elif name == b"accept":
+            call.accept = value.decode("latin-1")
+        elif name == b"content-length":
+            if int(value) > route.max_body:
+                raise _too_large(route)
+        elif name == b"x-request-id":
+            call.request_id = _request_id(value)
+        elif name == b"x-servekit-timeout":
+            asked = _timeout(value)
+            timeout_s = asked if timeout_s is None else min(asked, timeout_s)
+        elif name == b"x-servekit-affinity":
+            call.affinity_key = value.decode("latin-1")
+        elif name == b"traceparent":
+            call.traceparent = value.decode("latin-1")
+        elif name == b"idempotency-key":
+            call.idempotent = True
+    call.headers = _pack(headers)
+    if not call.request_id:
+        call.request_id = f"{_boot}{next(_count):06x}"
+    if timeout_s is not None:
+        call.deadline = started + timeout_s
+    if route.stream and not call.accept.startswith(BINARY):
+        call.accept = JSON  # of one chunk; the stream around it is this side's affair
+    return call
+
+
+def _too_large(route: Route) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the body is larger than {route.path} takes ({route.max_body} bytes)", started=False
+    )
+
+
+def _request_id(value: bytes) -> str:
+    """Take over a client's id if it can do no harm in a log or a header, else return ""."""
+    text = value.decode("latin-1")
+    return text if len(text) <= 128 and text.isascii() and text.isprintable() else ""
+
+
+def _timeout(value: bytes) -> float:
+    text = value.decode("latin-1")
+    try:
+        seconds = parse_seconds(float(text) if text.isdecimal() else text, where="")
+    except ConfigError:
+        seconds = -1.0
+    if seconds <= 0:
+        raise BadRequest(
+            f"header x-servekit-timeout: {text[:40]!r} is no duration above 0; write it like 5s "
+            "or 250ms",
+            started=False,
+        )
+    return seconds
+
+
+async def read_body(route: Route, scope: Scope, receive: Receive) -> bytes:
+    """Return the whole body, or the query as a document for GET.
+
+    Raises:
+        PayloadTooLarge: It grew over the route's limit.
+        Cancelled: The client left before its end.
+    """
+    if route.method == "GET":
+        return query_document(scope["query_string"], route.spec.input)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body"):
+        parts = [body]
+        total = len(body)
+        while message.get("more_body"):
+            message = await receive()
+            parts.append(message.get("body", b""))
+            total += len(parts[-1])
+            if total > route.max_body:
+                raise _too_large(route)
+        body = b"".join(parts)
+    if message["type"] == "http.disconnect":
+        raise Cancelled("the client left while it sent the body", started=False)
+    return body
+
+
+def query_document(query: bytes, schema: dict[str, Any]) -> bytes:
+    """Return a query string as the JSON document that a POST would carry.
+
+    Text becomes a number, boolean or null where the schema says so; what doesn't fit stays text,
+    for the replica to refuse with the field's path. A repeated name makes an array.
+    """
+    properties: dict[str, Any] = schema.get("properties", {})
+    document: dict[str, Any] = {}
+    for name, text in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        declared = properties.get(name, {})
+        if declared.get("type") == "array":
+            items: list[Any] = document.setdefault(name, [])
+            items.append(_scalar(text, declared.get("items", {})))
+        else:
+            document[name] = _scalar(text, declared)
+    return msgspec.json.encode(document)
+
+
+def _scalar(text: str, schema: dict[str, Any]) -> Any:
+    kinds = {schema.get("type")} | {part.get("type") for part in schema.get("anyOf", ())}
+    if kinds & {"integer", "number", "boolean", "null"} and not (
+        "string" in kinds and text not in ("null",)
+    ):
+        try:
+            value = msgspec.json.decode(text.encode())
+        except msgspec.DecodeError:
+            return text
+        return value if isinstance(value, int | float | bool | None) else text
+    return text

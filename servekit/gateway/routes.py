@@ -1,0 +1,95 @@
+"""From a path to an endpoint: the table that the hot path looks into, made from an `AppSpec`."""
+
+from typing import Final
+
+from servekit.observe.families import Families
+from servekit.observe.metrics import Counter
+from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
+
+BATCH: Final = "/batch"
+"""Suffix of the path and the endpoint name of a client's own batch."""
+
+
+class Route:
+    """One path and method, with what the hot path needs, looked up once.
+
+    Attributes:
+        service: Name of the service.
+        endpoint: Name of the endpoint in the replica.
+        spec: The endpoint.
+        method: HTTP method.
+        path: Full path.
+        max_body: Largest body in bytes.
+        timeout_s: Longest time that a call may take; None is for ever.
+        stream: Answers many times.
+    """
+
+    __slots__ = (
+        "_codes",
+        "_families",
+        "endpoint",
+        "in_flight",
+        "max_body",
+        "method",
+        "path",
+        "seconds",
+        "service",
+        "spec",
+        "stream",
+        "timeout_s",
+        "version",
+    )
+
+    def __init__(
+        self, service: ServiceSpec, spec: EndpointSpec, families: Families, *, suffix: str = ""
+    ) -> None:
+        prefix = (service.prefix or "").rstrip("/")
+        self.service = service.name
+        self.version = service.version
+        self.endpoint = spec.name + suffix
+        self.spec = spec
+        self.method = spec.method
+        self.path = (prefix + spec.path.rstrip("/") + suffix) or "/"
+        self.max_body = service.limits.max_body_bytes
+        self.timeout_s = service.limits.timeout_s if spec.timeout_s is None else spec.timeout_s
+        self.stream = spec.kind == "stream"
+        labels = {"service": self.service, "endpoint": self.endpoint}
+        self.in_flight = families.in_flight.labels(**labels)
+        self.seconds = families.request_seconds.labels(**labels)
+        self._families = families
+        self._codes: dict[tuple[str, int], Counter] = {}
+
+    def answered(self, code: int, version: str, seconds: float) -> None:
+        """Count an answer."""
+        counter = self._codes.get((version, code))
+        if counter is None:
+            counter = self._codes[version, code] = self._families.requests.labels(
+                service=self.service,
+                endpoint=self.endpoint,
+                version=version or self.version,
+                code=code,
+            )
+        counter.inc()
+        self.seconds.observe(seconds)
+
+    def shed(self, reason: str) -> None:
+        """Count a call that was refused before it ran."""
+        self._families.shed.labels(
+            service=self.service, endpoint=self.endpoint, reason=reason
+        ).inc()
+
+
+def routes_of(app: AppSpec, families: Families) -> dict[str, dict[str, Route]]:
+    """Return all public routes: path → method → route."""
+    table: dict[str, dict[str, Route]] = {}
+    for service in app.services:
+        if service.prefix is None:
+            continue
+        for endpoint in service.endpoints:
+            if endpoint.internal:
+                continue
+            suffixes = ("", BATCH) if endpoint.kind == "batched" else ("",)
+            for suffix in suffixes:
+                route = Route(service, endpoint, families, suffix=suffix)
+                table.setdefault(route.path, {})[route.method] = route
+    return table

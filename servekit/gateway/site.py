@@ -1,0 +1,99 @@
+"""Everything that is no endpoint: docs, OpenAPI, playground, probes, metrics. A Starlette app."""
+
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from servekit.errors import NotFound, suggest
+from servekit.protocols.openapi import document
+from servekit.spec.app import AppSpec
+
+Unready = Callable[[], dict[str, str]]
+"""Returns what is not ready and why, by service; empty when all is."""
+
+
+class Site:
+    """The pages and probes of one gateway.
+
+    Args:
+        unready: Asked by `/readyz`.
+        metrics: Makes the text of `/metrics`.
+        dev: Serve the playground.
+    """
+
+    def __init__(
+        self, unready: Unready, metrics: Callable[[], Awaitable[str]], *, dev: bool
+    ) -> None:
+        self._unready = unready
+        self._metrics = metrics
+        self._openapi = b"{}"
+        self._paths: list[str] = []
+        self._has_started = False
+        routes = [
+            Route("/openapi.json", self._send_openapi),
+            Route("/docs", _page("docs.html")),
+            Route("/livez", self._livez),
+            Route("/readyz", self._readyz),
+            Route("/startupz", self._startupz),
+            Route("/metrics", self._send_metrics),
+        ]
+        if dev:
+            routes.append(Route("/playground", _page("playground.html")))
+            routes.append(Route("/", _to_playground))
+        self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._error})
+
+    def serve(self, app: AppSpec) -> None:
+        """Describe this app from now on."""
+        described = document(app)
+        self._openapi = msgspec.json.encode(described)
+        self._paths = list(described["paths"])
+
+    async def _send_openapi(self, _: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def _livez(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, _: Request) -> Response:
+        unready = self._unready()
+        if not unready:
+            self._has_started = True
+            return PlainTextResponse("ok\n")
+        return JSONResponse({"unready": unready}, status_code=503)
+
+    async def _startupz(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n") if self._has_started else await self._readyz(request)
+
+    async def _send_metrics(self, _: Request) -> Response:
+        text = await self._metrics()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code != NotFound.status:
+            body: dict[str, Any] = {"code": "http_error", "message": error.detail}
+            return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+        path = request.url.path
+        missing = NotFound(f"there is no route {path}.{suggest(path, self._paths)}")
+        return JSONResponse({"error": missing.details()}, NotFound.status)
+
+
+def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def send(_: Request) -> Response:
+        text = (files("servekit.gateway") / "pages" / name).read_text("utf-8")
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        headers = {"content-security-policy": policy + "connect-src 'self'; img-src data:"}
+        return HTMLResponse(text, headers=headers)
+
+    return send
+
+
+async def _to_playground(_: Request) -> Response:
+    return Response(status_code=307, headers={"location": "/playground"})

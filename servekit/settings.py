@@ -1,0 +1,193 @@
+"""Settings of the process, and the only place that reads the environment.
+
+Each value comes from the last of these that has it: the default below, `[tool.servekit]` of
+`pyproject.toml`, `servekit.toml`, the environment, the command line. A name that is not in the
+table, or a value that can't be used, is a `ConfigError` that says where it was written.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+
+from servekit.errors import ConfigError, suggest
+
+LogFormat: TypeAlias = Literal["console", "json"]
+
+SOCKET_PATH_BYTES: Final = 103
+"""Longest path of a unix socket: `sun_path` has 104 bytes on macOS and the BSDs, with a NUL."""
+
+SOCKET_ROOM_BYTES: Final = 40
+"""What is kept of it for `/<private directory>/<socket>` below `runtime_dir`."""
+
+_RUNTIME_DIR_BYTES: Final = SOCKET_PATH_BYTES - SOCKET_ROOM_BYTES
+_PREFIX: Final = "SERVEKIT_"
+
+
+class _Unusable(Exception):  # noqa: N818  (it never leaves this file)
+    """A value can't be used; the text says what is needed instead."""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _Unusable("need text")
+    return value
+
+
+def _choice(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in choices:
+            raise _Unusable(f"need one of {', '.join(choices)}")
+        return value.lower()
+
+    return parse
+
+
+def _whole(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        try:
+            number = int(value) if isinstance(value, str) else value
+        except ValueError:
+            number = None
+        if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+            raise _Unusable(f"need a whole number from {low} to {high}")
+        return number
+
+    return parse
+
+
+def _seconds(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) else -1.0
+    except ValueError:
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < float("inf"):
+        raise _Unusable("need a number of seconds, 0 or more")
+    return number
+
+
+def _directory(value: object) -> Path:
+    if not isinstance(value, str | Path) or not Path(value).is_absolute():
+        raise _Unusable("need an absolute path")
+    path = Path(value)
+    if len(os.fsencode(path)) > _RUNTIME_DIR_BYTES:
+        raise _Unusable(
+            f"need a path of at most {_RUNTIME_DIR_BYTES} bytes, as it holds unix sockets"
+        )
+    return path
+
+
+def _setting(default: Any, parse: Callable[[object], Any], variable: str = "") -> Any:
+    """Return a dataclass field that knows how to read its value, and its variable's odd name."""
+    return field(default=default, metadata={"parse": parse, "variable": variable})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The table. A field `port` is `SERVEKIT_PORT` in the environment and `port` in TOML files.
+
+    Attributes:
+        log_level: Least level that is logged.
+        log_format: Lines for people, or one JSON object a line.
+        host: Address that the gateway listens on.
+        port: Its port; 0 takes a free one.
+        runtime_dir: Where private directories for unix sockets are made; `$XDG_RUNTIME_DIR`,
+            `$TMPDIR` or `/tmp` when not set.
+        gpus: GPUs to act as if this machine had; None asks the driver.
+        cuda_visible_devices: `CUDA_VISIBLE_DEVICES`: the devices that may be used; None is all.
+        drain_s: Longest wait for running calls at shutdown.
+        start_timeout_s: Longest time for a replica to become ready.
+    """
+
+    log_level: str = _setting("info", _choice("debug", "info", "warning", "error", "critical"))
+    log_format: LogFormat = _setting("console", _choice("console", "json"))  # noqa: RUF009
+    host: str = _setting("127.0.0.1", _text)
+    port: int = _setting(3000, _whole(0, 65535))
+    runtime_dir: Path = _setting(Path("/tmp"), _directory)  # noqa: RUF009, S108
+    gpus: int | None = _setting(None, _whole(0, 1024))
+    cuda_visible_devices: str | None = _setting(None, _text, "CUDA_VISIBLE_DEVICES")
+    drain_s: float = _setting(20.0, _seconds)
+    start_timeout_s: float = _setting(600.0, _seconds)
+
+    @classmethod
+    def load(
+        cls,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        **overrides: object,
+    ) -> "Settings":
+        """Read all sources.
+
+        Args:
+            cwd: Directory of the TOML files; None is the current one.
+            env: The environment; None is the process's own.
+            **overrides: Values from the command line; None means not given.
+
+        Raises:
+            ConfigError: A name is unknown or a value can't be used.
+        """
+        env = os.environ if env is None else env
+        parsers = {f.name: f.metadata["parse"] for f in fields(cls)}
+        values: dict[str, Any] = {"runtime_dir": _default_runtime_dir(env)}
+        for source in _sources(Path.cwd() if cwd is None else cwd, env, overrides):
+            for written, value in source.values.items():
+                name = source.names.get(written)
+                if name is None:
+                    hint = suggest(written, list(source.names))
+                    raise ConfigError(f"{source.where}: there is no setting {written!r}.{hint}")
+                try:
+                    values[name] = parsers[name](value)
+                except _Unusable as need:
+                    raise ConfigError(f"{source.where}: {written} = {value!r}: {need}") from None
+        return cls(**values)
+
+
+class _Source(NamedTuple):
+    """Values from one place; `names` maps how a setting is written there to its field."""
+
+    where: str
+    names: Mapping[str, str]
+    values: Mapping[str, object]
+
+
+def _sources(
+    cwd: Path, env: Mapping[str, str], overrides: Mapping[str, object]
+) -> Iterator[_Source]:
+    """Yield all sources, the weakest first."""
+    names = {f.name: f.name for f in fields(Settings)}
+    variables = {
+        f.metadata["variable"] or _PREFIX + f.name.upper(): f.name for f in fields(Settings)
+    }
+    for file, path in (("pyproject.toml", ("tool", "servekit")), ("servekit.toml", ())):
+        if (cwd / file).is_file():
+            yield _Source(str(cwd / file), names, _table(cwd / file, path))
+    # An empty variable is one that a script left unset; but no CUDA device is a real answer.
+    ours = {k: v for k, v in env.items() if v and k.startswith(_PREFIX)}
+    theirs = {k: env[k] for k in variables if k in env and not k.startswith(_PREFIX)}
+    yield _Source("environment", variables, ours | theirs)
+    yield _Source("command line", names, {k: v for k, v in overrides.items() if v is not None})
+
+
+def _table(file: Path, path: tuple[str, ...]) -> dict[str, object]:
+    """Return the TOML table at `path` in a file, empty if it isn't there."""
+    try:
+        table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    for key in path:
+        inner = table.get(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{file}: {key!r} must be a table")
+        table = cast("dict[str, Any]", inner)
+    return table
+
+
+def _default_runtime_dir(env: Mapping[str, str]) -> Path:
+    """Return the first usual directory that exists and leaves room for a socket's name."""
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
+        path = Path(env.get(name, ""))
+        if path.is_absolute() and path.is_dir() and len(os.fsencode(path)) <= _RUNTIME_DIR_BYTES:
+            return path
+    return Path("/tmp")  # noqa: S108

@@ -1,0 +1,227 @@
+"""An endpoint's input and output: payloads in, typed arguments out; results in, payloads out.
+
+The replica decodes with an `InputSchema` and encodes with an `OutputSchema`; a caller in another
+service, and the typed client, do the reverse with the same two objects.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from servekit.core.call import BINARY, JSON, MSGPACK, NPY, Payload
+from servekit.errors import InvalidInput, InvalidOutput
+from servekit.spec import body
+from servekit.spec.array import ArraySpec
+from servekit.spec.segment import KEY
+from servekit.spec.signature import BatchShape, Param, Signature, read_signature
+
+if TYPE_CHECKING:
+    from servekit.spec.codec import Binary
+
+__all__ = ["BatchShape", "InputSchema", "OutputSchema", "endpoint_schemas"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_STAND_IN = f'{{"{KEY}":'.encode()
+
+
+class InputSchema:
+    """The arguments of one endpoint.
+
+    Attributes:
+        json_schema: JSON Schema of the request body.
+        binary: The body may also be raw bytes (`"bytes"`), or an array's bytes or `.npy`
+            (`"array"`).
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        from servekit.spec.codec import Codec  # noqa: PLC0415  (pydantic comes with it)
+
+        self._where = where = signature.where
+        self._params = params = signature.params
+        self._body = signature.body
+        self._names = tuple(p.name for p in params)
+        self._positional = tuple(p.name for p in params if not p.keyword_only)
+        hint = params[0].hint if self._body else _keyword_hint(params, where)
+        self._codec = Codec(
+            hint,
+            where=where,
+            invalid=InvalidInput,
+            binary=self._body,
+            keys=self._names,
+            empty=b"" if self._body else b"{}",
+        )
+        self._hint = hint
+        self._many: Codec | None = None
+        self._stacked: Codec | None = None
+        self.binary: Binary = self._codec.binary
+        self.json_schema = self._codec.json_schema("validation")
+        if not self._body:
+            self._describe_defaults()
+
+    def _describe_defaults(self) -> None:
+        self.json_schema.pop("title", None)
+        for param in self._params:
+            if not param.required:
+                try:
+                    default = self._codec.default(param.default, param.name)
+                except Exception:  # noqa: BLE001, S112  (a default without a JSON form is legal)
+                    continue
+                self.json_schema["properties"][param.name]["default"] = default
+
+    def decode(self, payload: Payload, *, internal: bool = False) -> Arguments:
+        """Return the arguments to call the method with.
+
+        Args:
+            payload: The request's body. An empty one has no arguments.
+            internal: It comes from a service of the same app: NaN and infinities are welcome.
+
+        Raises:
+            BadRequest: It can't be parsed.
+            InvalidInput: An argument is missing, unknown or of the wrong type.
+            UnsupportedMedia: Of a media type that the endpoint doesn't take.
+        """
+        value = self._codec.read(payload, internal=internal)
+        return ((value,), {}) if self._body else ((), value)
+
+    def decode_batch(self, payload: Payload, *, internal: bool = False) -> list[Arguments]:
+        """Return the arguments of each item of a client's own batch.
+
+        The body is an array of what `decode` takes. If that is one numeric array, then the body
+        may also be one array that stacks them along a new first axis, as `.npy` or raw bytes, too.
+
+        Raises:
+            CallError: As for `decode`; the path starts with the item's index.
+        """
+        segments = payload.segments
+        kind = body.media_type(payload.content_type)
+        if kind == MSGPACK:
+            segments = body.from_msgpack(segments[0])
+            payload = Payload(JSON, segments)
+        if isinstance(self._hint, ArraySpec) and (
+            kind in (BINARY, NPY) or (len(segments) > 1 and bytes(segments[0][:22]) == _STAND_IN)
+        ):
+            return self._decode_stacked(self._hint, payload, internal=internal)
+        if self._many is None:
+            self._many = self._codec.many()
+        values = self._many.read(payload, internal=internal)
+        return [((value,), {}) for value in values] if self._body else [((), v) for v in values]
+
+    def _decode_stacked(
+        self, spec: ArraySpec, payload: Payload, *, internal: bool
+    ) -> list[Arguments]:
+        if self._stacked is None:
+            self._stacked = self._codec.of(spec.stacked(), binary=True)
+        stacked = self._stacked.read(payload, internal=internal)
+        if not stacked.ndim:
+            raise InvalidInput(f"{self._where}: wanted a batch of arrays, got one scalar")
+        return [((row,), {}) for row in stacked]
+
+    def encode(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, accept: str = ""
+    ) -> Payload:
+        """Return the body that calls the endpoint with these arguments.
+
+        Args:
+            args: As for a plain call, without `self`.
+            kwargs: The same. Defaults are left to the callee.
+            accept: "" is for a service of the same app: JSON with arrays and bytes as segments.
+                A media type makes a body for the outside.
+
+        Raises:
+            InvalidInput: The arguments don't fit the signature, or have the wrong type.
+        """
+        if self._body:
+            if len(args) != 1 or kwargs:
+                given = f"{len(args)} and {len(kwargs)} by name" if kwargs else str(len(args))
+                self._misfit(f"takes 1 positional argument ({self._names[0]}), got {given}")
+            value = args[0]
+        else:
+            value = self._bind(args, kwargs) if args else kwargs
+        return self._codec.write(value, accept=accept or JSON, internal=not accept)
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._positional):
+            self._misfit(f"takes {len(self._positional)} positional arguments, got {len(args)}")
+        bound = dict(zip(self._positional, args, strict=False))
+        for name in kwargs:
+            if name in bound:
+                self._misfit(f"got two values for {name!r}")
+        return {**bound, **kwargs}
+
+    def _misfit(self, problem: str) -> NoReturn:
+        raise InvalidInput(f"{self._where}() {problem}", reason="arguments", started=False)
+
+
+class OutputSchema:
+    """The answer of one endpoint, or one chunk of it if it streams.
+
+    Attributes:
+        json_schema: JSON Schema of the answer.
+        binary: The answer may also be raw bytes, or an array's bytes or `.npy`.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        from servekit.spec.codec import Codec  # noqa: PLC0415  (pydantic comes with it)
+
+        self._codec = Codec(
+            signature.result,
+            where=signature.where,
+            invalid=InvalidOutput,
+            unparsable=InvalidOutput,
+            binary=True,
+            stream=signature.stream,
+        )
+        self.binary: Binary = self._codec.binary
+        self.json_schema = self._codec.json_schema("serialization")
+
+    def encode(self, value: Any, *, accept: str = JSON, internal: bool = False) -> Payload:
+        """Return the payload that carries a result.
+
+        Args:
+            value: What the method returned or yielded.
+            accept: The caller's Accept header. Where it leaves a choice (`""`, `"*/*"`) the answer
+                is JSON, and `application/octet-stream` for `bytes`.
+            internal: For a service of the same app: JSON, arrays and bytes as segments, NaN kept.
+
+        Raises:
+            InvalidOutput: It isn't what the method declares, or isn't finite and JSON can't say so.
+            UnsupportedMedia: The caller accepts nothing that can be made.
+        """
+        return self._codec.write(value, accept=accept, internal=internal)
+
+    def decode(self, payload: Payload) -> Any:
+        """Return the typed result, on the caller's side.
+
+        Raises:
+            InvalidOutput: The answer isn't what this side's declaration says.
+        """
+        return self._codec.read(payload, internal=True)
+
+
+def endpoint_schemas(
+    fn: Callable[..., Any], *, where: str, batched: BatchShape | None = None
+) -> tuple[InputSchema, OutputSchema]:
+    """Read a method's annotations into the schemas of its input and output.
+
+    Args:
+        fn: A method as found in its class; the first parameter is dropped.
+        where: `Service.method`, for messages.
+        batched: The method takes batches; the schemas are those of one item.
+
+    Raises:
+        SpecError: The signature can't be served; names the parameter and the fix.
+    """
+    signature = read_signature(fn, where=where, batched=batched)
+    return InputSchema(signature), OutputSchema(signature)
+
+
+def _keyword_hint(params: Sequence[Param], where: str) -> Any:
+    """Return the type of the JSON object whose keys are the parameters."""
+    from typing_extensions import NotRequired, TypedDict  # noqa: PLC0415
+
+    from servekit.spec.codec import build  # noqa: PLC0415
+
+    make: Any = TypedDict
+    fields = {p.name: p.hint if p.required else NotRequired[p.hint] for p in params}
+    for param in params:
+        build(param.hint, where=f"{where}({param.name})")
+    return make("Body", fields)
