@@ -87,6 +87,7 @@ def _ray_tuned_environment(launch: Launch) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(launch.scratch / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(launch.scratch),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(launch.scratch / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(launch.scratch / "metrics.sock"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(launch.free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(launch.free_port()),
     }

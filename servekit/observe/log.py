@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the current task works for; set it at the start of the task."""
 
-
 _BARE = re.compile(r"[\w.:/@%+,;<>()\[\]{}*?!&|^~#$-]+")
 
 
@@ -130,7 +129,8 @@ def configure(
             structlog.stdlib.PositionalArgumentsFormatter(),
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        # Its own LoggerFactory would replace the logger class of the whole process.
+        logger_factory=logging.getLogger,
         wrapper_class=structlog.stdlib.BoundLogger,
     )
 

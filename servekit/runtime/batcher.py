@@ -299,7 +299,8 @@ class Batcher:
         self._gaps = SlidingQuantile(0.5, 16)
         self._last_arrival = -inf
         self._last_evidence = -inf
-        self._now = self._free_at = self._fresh_until = -inf
+        self._now = 0.0
+        self._free_at = self._fresh_until = -inf
         self._held_since: float | None = None
         self._next_timer: float | None = None
         self._served = self._refused = self._cancelled = self._batches = self._rows = 0

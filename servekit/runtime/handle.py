@@ -8,7 +8,7 @@ deadline, the request id and the trace of the call that is being served travel o
 import asyncio
 from typing import Any
 
-from servekit.core.call import Call, Handler, Payload, new_request_id, now
+from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, now
 from servekit.core.context import CURRENT
 from servekit.errors import Cancelled, InvalidInput, suggest
 from servekit.runtime.remote import RemoteCall, RemoteStream
@@ -142,7 +142,8 @@ class RemoteMethod:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         endpoint, options = self._endpoint, self._options
         try:
-            payload = endpoint.schemas[0].encode(args, kwargs)
+            accept = "" if self._internal else MSGPACK
+            payload = endpoint.schemas[0].encode(args, kwargs, accept=accept)
         except InvalidInput as error:
             raise TypeError(f"{self._service}.{endpoint.name}: {error.message}") from error
         call = Call(

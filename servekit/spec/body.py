@@ -137,6 +137,40 @@ def _filled(tree: Any, segments: Sequence[Buffer]) -> Any:
     return tree
 
 
+def pack(value: Any) -> bytes:
+    """Encode a value as MessagePack; arrays in it become extension type 1.
+
+    Raises:
+        TypeError: Something in it has no MessagePack form.
+    """
+    return msgspec.msgpack.encode(value, enc_hook=_ext)
+
+
+def _ext(value: Any) -> Any:
+    if not hasattr(value, "__array_interface__"):
+        raise TypeError(f"a {type(value).__name__} has no MessagePack form")
+    segments: list[Buffer] = [b""]
+    return _filled(segment.put_array(value, segments), segments)
+
+
+def unpack(data: Buffer) -> Any:
+    """Decode MessagePack; extension type 1 becomes an array.
+
+    Raises:
+        BadRequest: It can't be parsed.
+    """
+
+    def array(code: int, content: memoryview) -> AnyArray:
+        if code != ARRAY_EXT:
+            raise ArrayError("msgpack", f"unknown extension type {code}")
+        return _from_ext(content)
+
+    try:
+        return msgspec.msgpack.decode(data, ext_hook=array)
+    except (msgspec.DecodeError, ArrayError) as error:
+        raise BadRequest(f"invalid MessagePack: {str(error)[:100]}") from None
+
+
 # ---- numbers that JSON doesn't have
 
 

@@ -25,7 +25,6 @@ from typing import (
     Literal,
     TypeAlias,
     Union,
-    cast,
     get_args,
     get_origin,
     get_type_hints,

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated
+from typing import Annotated, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
-from typing_extensions import assert_type
 
 import servekit as sk
 
@@ -106,7 +105,7 @@ class Search:
         assert_type(await fast.remote(doc.text), float)
         self.emb.embed.remote("oops")  # E: wrong type
         await self.llm.score(doc.text, kk=2)  # E: wrong keyword
-        self.emb.nope  # E: no such attribute
+        print(self.emb.nope)  # E: no such attribute
         sk.depends(3)  # E: no class
         return [Hit(id=n, score=s)][:k]
 

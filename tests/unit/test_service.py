@@ -476,7 +476,7 @@ def test_two_endpoints_can_not_share_a_path() -> None:
 def test_only_a_class_is_a_service() -> None:
     with pytest.raises(SpecError, match="decorate a class"):
         sk.service(query)  # type: ignore[call-overload]
-    with pytest.raises(SpecError, match="Embedder: is decorated with @sk.service twice"):
+    with pytest.raises(SpecError, match=r"Embedder: is decorated with @sk\.service twice"):
         sk.service(Embedder)
     with pytest.raises(SpecError, match="int is no service; decorate the class"):
         definition(int)

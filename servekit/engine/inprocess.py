@@ -1,0 +1,158 @@
+"""`local`: a whole graph in this process, through the same codecs, wire, batcher and limits.
+
+For tests and notebooks. Every service is a real replica on one background event loop, joined to its
+callers by in-memory connections, so what works here works in processes, and what can't be sent
+there can't be sent here.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+from servekit.core.call import Call, Handler, Payload, Reply
+from servekit.errors import NotFound
+from servekit.runtime.handle import Options, ServiceHandle
+from servekit.runtime.replica import Replica
+from servekit.spec.app import AppSpec
+from servekit.spec.definition import ServiceDefinition, definition
+from servekit.spec.describe import describe
+from servekit.spec.graph import Dependency, ServiceRef, ref
+from servekit.spec.schema import OutputSchema
+from servekit.wire import memory
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+
+T = TypeVar("T")
+
+
+@contextmanager
+def local(
+    target: type[T],
+    /,
+    *,
+    overrides: Mapping[Dependency[Any], object] | None = None,
+    args: Mapping[str, Any] | None = None,
+) -> Iterator[T]:
+    """Run a service and all that it needs in this process.
+
+    Args:
+        target: The root service's class.
+        overrides: Objects to use in place of dependencies: `{Search.embedder: FakeEmbedder()}`.
+            A fake needs only the methods that are called, sync or async.
+        args: Keyword arguments of the root's constructor.
+
+    Yields:
+        An object with the class's endpoints, as a dependency or a client would have it.
+
+    Raises:
+        SpecError: The graph can't work as written.
+        SetupError: A constructor or a hook raised.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="servekit-local", daemon=True)
+    thread.start()
+    graph = _Graph(loop, overrides or {})
+    try:
+        root = asyncio.run_coroutine_threadsafe(graph.start(target, args or {}), loop).result()
+        yield cast("T", root)
+    finally:
+        asyncio.run_coroutine_threadsafe(graph.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class _Graph:
+    """The running services, each joined to its callers by one in-memory connection."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, overrides: Mapping[Dependency[Any], object]
+    ) -> None:
+        self._loop = loop
+        self._fakes = {(o.owner, o.attribute): fake for o, fake in overrides.items()}
+        self._replicas: list[Replica] = []
+        self._connections: list[Connection] = []
+        self._handlers: dict[str, Handler] = {}
+
+    async def start(self, target: type, args: Mapping[str, Any]) -> ServiceHandle:
+        found = ref(target, name=definition(target).name, args=args) if args else target
+        app = describe(found)
+        root = found.definition if isinstance(found, ServiceRef) else definition(found)
+        try:
+            await self._start(root, app)
+        except BaseException:
+            await self.stop()
+            raise
+        options = Options(retries=0)
+        return ServiceHandle(
+            root, root.name, self._handlers[root.name], self._loop, options, internal=True
+        )
+
+    async def _start(self, found: ServiceDefinition, app: AppSpec) -> None:
+        if found.name in self._handlers:
+            return
+        handles: dict[str, object] = {}
+        for edge in found.dependencies.values():
+            key = self._owner(found.cls, edge.attribute)
+            if key in self._fakes:
+                handler = fake_handler(self._fakes[key], edge.target)
+            else:
+                await self._start(edge.target, app)
+                handler = self._handlers[edge.target.name]
+            options = Options(timeout_s=edge.timeout_s, retries=edge.retries)
+            handles[edge.attribute] = ServiceHandle(
+                edge.target, edge.target.name, handler, self._loop, options
+            )
+        replica = Replica(found, app.service(found.name), replica_id=f"{found.name}-local")
+        self._replicas.append(replica)
+        await replica.start(handles)
+        hello = Hello(service=found.name, replica=replica.id)
+        server = Connection(hello, client=False, handler=replica, own_load=replica.load)
+        client = Connection(Hello(), client=True)
+        await memory.join(client, server)
+        self._connections.append(client)
+        self._handlers[found.name] = client.call
+
+    @staticmethod
+    def _owner(cls: type, attribute: str) -> tuple[type, str]:
+        """Return the class in the MRO that declares a dependency, which is what its key names."""
+        owner = next(base for base in cls.__mro__ if attribute in vars(base))
+        return owner, attribute
+
+    async def stop(self) -> None:
+        for connection in self._connections:
+            await connection.close()
+        for replica in reversed(self._replicas):
+            await replica.stop()
+
+
+def fake_handler(fake: object, service: ServiceDefinition) -> Handler:
+    """Return a `Handler` over the methods of any object, with the types of the service it fakes."""
+
+    async def handle(call: Call) -> Reply:
+        endpoint = service.endpoints[call.endpoint]
+        method = getattr(fake, endpoint.name, None)
+        if method is None:
+            raise NotFound(f"the fake {fake!r} of {service.name} has no method {endpoint.name!r}")
+        reads, writes = endpoint.schemas
+        args, kwargs = reads.decode(call.payload, internal=True)
+        value = method(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+        if endpoint.kind == "stream":
+            return Reply(stream=_chunks(value, writes))
+        return Reply(writes.encode(value, internal=True))
+
+    return handle
+
+
+async def _chunks(values: Any, writes: OutputSchema) -> AsyncIterator[Payload]:
+    if isinstance(values, Iterable):
+        for value in cast("Iterable[Any]", values):
+            yield writes.encode(value, internal=True)
+    else:
+        async for value in values:
+            yield writes.encode(value, internal=True)
