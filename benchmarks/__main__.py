@@ -6,10 +6,10 @@ import sys
 
 from benchmarks import processes
 from benchmarks.contenders import CONTENDERS, Contender
-from benchmarks.environment import Unavailable, machine, prepare, versions
+from benchmarks.environment import UnavailableError, machine, prepare, versions
 from benchmarks.load import measure, require_wrk
 from benchmarks.report import RESULTS, Report
-from benchmarks.server import StartFailed, running
+from benchmarks.server import StartError, running
 from benchmarks.workloads import WORKLOADS, Workload
 
 
@@ -38,7 +38,7 @@ def _prepared(contenders: list[Contender], report: Report) -> list[Contender]:
     for contender in contenders:
         try:
             prepare(contender)
-        except Unavailable as why:
+        except UnavailableError as why:
             report.failures[contender.name] = str(why)
             print(f"{contender.name} is left out: {why}", flush=True)
             continue
@@ -68,7 +68,7 @@ def _cell(
                     f"{sample.requests_per_second:>9,.0f} req/s  {sample.errors} errors",
                     flush=True,
                 )
-    except StartFailed as why:
+    except StartError as why:
         report.failures[cell] = str(why)
         print(f"{cell} failed: {why}", flush=True)
 

@@ -32,7 +32,7 @@ class Contender:
     arguments: Callable[[Launch], list[str]]
     requirements: tuple[str, ...] = ()
     venv: Path = ROOT / ".venv"
-    environment: Callable[[Launch], dict[str, str]] = field(default=lambda launch: {})
+    environment: Callable[[Launch], dict[str, str]] = field(default=lambda _: {})
 
     @property
     def python(self) -> Path:

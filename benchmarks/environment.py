@@ -18,7 +18,7 @@ print(json.dumps({d.metadata["Name"]: d.version for d in m.distributions()}))
 """
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """A contender can't take part on this machine right now."""
 
 
@@ -34,25 +34,25 @@ def prepare(contender: Contender) -> None:
     print(f"creating {contender.venv.relative_to(ROOT)} ...", flush=True)
     shutil.rmtree(contender.venv, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", contender.venv], check=True)
-    install = [contender.python, "-m", "pip", "install", "--quiet", *contender.requirements]
+    install = [str(contender.python), "-m", "pip", "install", "--quiet", *contender.requirements]
     done = subprocess.run(install, check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        raise Unavailable(f"pip install failed: {done.stderr.strip()[-500:]}")
+        raise UnavailableError(f"pip install failed: {done.stderr.strip()[-500:]}")
     stamp.write_text(wanted)
 
 
 def _check_servekit(contender: Contender) -> None:
     if not contender.python.exists():
-        raise Unavailable("no .venv in the repository root")
-    command = [contender.python, "-m", "servekit", "serve", "--help"]
+        raise UnavailableError("no .venv in the repository root")
+    command = [str(contender.python), "-m", "servekit", "serve", "--help"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
-        raise Unavailable("`python -m servekit serve` does not run yet")
+        raise UnavailableError("`python -m servekit serve` does not run yet")
 
 
 def versions(contender: Contender) -> dict[str, str]:
     """Every package in the contender's environment."""
-    command = [contender.python, "-c", _LIST_VERSIONS]
+    command = [str(contender.python), "-c", _LIST_VERSIONS]
     found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     packages: dict[str, str] = json.loads(found.stdout)
     return dict(sorted(packages.items(), key=lambda item: item[0].lower()))

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks import processes
 from benchmarks.contenders import ROOT, Contender, Launch
-from benchmarks.workloads import HOST, Workload, WrongAnswer
+from benchmarks.workloads import HOST, AnswerError, Workload
 
 START_TIMEOUT = 90.0
 STOP_TIMEOUT = 20.0
 
 
-class StartFailed(Exception):
+class StartError(Exception):
     """The server did not come up, or answers wrongly."""
 
 
@@ -87,13 +87,13 @@ def _await_answer(
     while time.monotonic() < deadline and process.poll() is None:
         try:
             return workload.verify(port, path)
-        except WrongAnswer as wrong:  # 404 and 503 are normal while routes are being set up
+        except AnswerError as wrong:  # 404 and 503 are normal while routes are being set up
             problem = str(wrong)
         except (OSError, ValueError) as error:
             problem = repr(error)
         time.sleep(0.2)
     tail = log.read_text(errors="replace")[-2000:]
-    raise StartFailed(f"{problem}\n{tail}")
+    raise StartError(f"{problem}\n{tail}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,7 @@ TOKENS = 100
 HOST = "127.0.0.1"
 
 
-class WrongAnswer(Exception):
+class AnswerError(Exception):
     """A contender answered something else than the workload asks for."""
 
 
@@ -39,7 +39,7 @@ class Workload:
             connection.close()
         answer = b"".join(chunks)
         if not 200 <= response.status < 300 or not self.check(answer):
-            raise WrongAnswer(f"{self.name}: {response.status} {answer[:300]!r}")
+            raise AnswerError(f"{self.name}: {response.status} {answer[:300]!r}")
         return len(chunks)
 
 
@@ -83,9 +83,7 @@ _JSON = "application/json"
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(
-            "sum", "one service, 8 floats in JSON", _NUMBERS, _JSON, _is_number(sum(_VALUES))
-        ),
+        Workload("sum", "one service, 8 floats in JSON", _NUMBERS, _JSON, _is_number(sum(_VALUES))),
         Workload(
             "pipeline",
             "two services, the second batched (64)",

@@ -42,7 +42,7 @@ class Mean:
     """Workload `mean`: the body is the raw array."""
 
     @sk.endpoint
-    async def mean(self, image: sk.Array["float32", "1 3 224 224"], /) -> float:
+    async def mean(self, image: sk.Array["float32", "1 3 224 224"], /) -> float:  # noqa: F722, F821
         """Average the image."""
         return float(image.mean())
 

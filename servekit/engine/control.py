@@ -1,8 +1,8 @@
 """Requests between the supervisor and its children, over our wire.
 
 Each child shares one socket pair with the supervisor. A verb is an endpoint of the pseudo-service
-`$control`; its body and its answer are msgspec structs as JSON. When that connection ends, the
-other side is gone.
+`$control`; its body and its answer are msgspec structs as MessagePack. When that connection ends,
+the other side is gone.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from servekit.core.call import JSON, Call, Payload, Reply, new_request_id, now
+from servekit.core.call import MSGPACK, Call, Payload, Reply, new_request_id, now
 from servekit.engine.table import Table
 from servekit.errors import CallError, NotFound
 from servekit.observe.metrics import Snapshot
@@ -155,7 +155,7 @@ def handler(verbs: Mapping[str, Verb]) -> Callable[[Call], Awaitable[Reply]]:
         if verb is None:
             raise NotFound(f"unknown control verb {call.service}.{call.endpoint}", started=False)
         answer = await verb(bytes(call.payload.segments[0]))
-        return Reply(Payload(JSON, (msgspec.json.encode(answer),)))
+        return Reply(Payload(MSGPACK, (msgspec.msgpack.encode(answer),)))
 
     return handle
 
@@ -176,7 +176,7 @@ async def ask(
     call = Call(
         SERVICE,
         verb,
-        Payload(JSON, (msgspec.json.encode(body),)),
+        Payload(MSGPACK, (msgspec.msgpack.encode(body),)),
         request_id=new_request_id(),
         deadline=None if timeout_s is None else now() + timeout_s,
         internal=True,
@@ -184,4 +184,4 @@ async def ask(
     reply = await connection.call(call)
     if reply.payload is None:
         raise CallError(f"control verb {verb} answered a stream")
-    return msgspec.json.decode(bytes(reply.payload.segments[0]), type=answer)
+    return msgspec.msgpack.decode(bytes(reply.payload.segments[0]), type=answer)

@@ -53,7 +53,7 @@ class ReplicaWorker:
         }
 
     async def _start(self, body: bytes) -> Started:
-        order = msgspec.json.decode(body, type=StartReplica)
+        order = msgspec.msgpack.decode(body, type=StartReplica)
         began = now()
         try:
             await self._become(order)
@@ -95,7 +95,7 @@ class ReplicaWorker:
 
     async def _table(self, body: bytes) -> Nothing:
         assert self._router is not None
-        self._router.update(msgspec.json.decode(body, type=Table))
+        self._router.update(msgspec.msgpack.decode(body, type=Table))
         return Nothing()
 
     async def _stats(self, _: bytes) -> Stats:

@@ -225,8 +225,12 @@ class Supervisor:
         except BaseException:
             self._placement.release(replica)
             raise
-        member.process.ended.add_done_callback(lambda _: self._placement.release(replica))
+        member.process.ended.add_done_callback(lambda _: self._release(replica))
         return member
+
+    def _release(self, replica: str) -> None:
+        self._placement.release(replica)
+        self._aggregate.retire(replica)
 
     def _env(self) -> dict[str, str]:
         settings = self._settings
@@ -303,7 +307,7 @@ class Supervisor:
                 pool.scale(now())
 
     async def _on_wake(self, body: bytes) -> Nothing:
-        wake = msgspec.json.decode(body, type=Wake)
+        wake = msgspec.msgpack.decode(body, type=Wake)
         if (pool := self._pools.get(wake.service)) is not None:
             pool.wake(now())
         return Nothing()

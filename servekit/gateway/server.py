@@ -1,22 +1,68 @@
-"""uvicorn, with what we need on top: a client that leaves ends its call, and we keep the signals."""
+"""uvicorn, with what we need on top.
+
+A client that leaves ends its call; an answer's head and body leave in one write; signals are ours.
+"""
 
 import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from servekit.core.call import Buffer
 from servekit.gateway.asgi import App
 from servekit.gateway.http import TASK
 
 _MAX_HEADER_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 75
+_JOIN_BYTES = 64 * 1024
+
+
+class _Corked:
+    """A transport that sends what is written in one turn of the loop at once.
+
+    uvicorn writes the head and the body of an answer one by one, which would cost a system call
+    and a TCP segment each.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._call_soon = loop.call_soon
+        self._parts: list[Buffer] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: Buffer) -> None:
+        parts = self._parts
+        if not parts:
+            self._call_soon(self._flush)
+        parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if len(parts) == 1:
+            self._transport.write(parts[0])
+        elif sum(map(len, parts)) < _JOIN_BYTES:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
 
 
 class _Protocol(HttpToolsProtocol):
     """One client connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        corked = _Corked(cast("asyncio.Transport", transport), self.loop)
+        super().connection_made(cast("asyncio.Transport", corked))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the work for a client that is gone."""
@@ -44,6 +90,7 @@ class Server(uvicorn.Server):
             ws="none",
             loop="none",
             lifespan="off",
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -193,6 +193,10 @@ class _Queue:
         """The line whose head is first of all; the queue must not be empty."""
         return self._lines[self._heads[0][3].key]
 
+    def overtaken(self, ticket: _Ticket) -> bool:
+        """Whether another line's head goes before `ticket` of the first line."""
+        return len(self._heads) > 1 and self._heads[1] < ticket
+
     def take(self, line: _Line, count: int, rows: int) -> None:
         """Removes the first `count` entries of `line`, which have `rows` together."""
         self._cut(line, 0, count, rows)
@@ -417,7 +421,7 @@ class Batcher:
         return decisions
 
     def _form(self, now: float, decisions: list[Decision]) -> None:
-        """Forms one batch of the first line, or refuses all of that line.
+        """Forms one batch of the first line, or drops heads of it until another line is first.
 
         Going through the line in order, an entry is refused if it has expired, or if it leaves
         less room than the batch must have to keep up with the load; else it joins, as long as the
@@ -432,7 +436,10 @@ class Batcher:
         members: list[Entry] = []
         rows = dropped = dropped_rows = 0
         limit, earliest = self._cap, inf
-        for rank, deadline, _, entry in tickets:
+        for ticket in tickets:
+            rank, deadline, _, entry = ticket
+            if dropped and not members and self._queue.overtaken(ticket):
+                break  # another key is the most urgent one now
             if deadline < earliest:
                 room = self._room(deadline - now)
                 reason: Reason | None = None
@@ -580,7 +587,7 @@ class Batcher:
     def _plan(self) -> None:
         """The size that serves most within the target, when half of it goes by in the queue."""
         model = self._model
-        spare = self._horizon / 2.0 - model.alpha
-        best = self._cap if spare >= model.beta * self._cap else int(max(0.0, spare) / model.beta)
+        spare = max(0.0, self._horizon / 2.0 - model.alpha)
+        best = self._cap if spare > model.beta * self._cap else int(spare / (model.beta or 1.0))
         self._best = max(self._pad_to[0], self._whole(best)) if self._pad_to else max(1, best)
         self._best_s = model.expected(self._best)

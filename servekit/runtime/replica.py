@@ -12,7 +12,7 @@ from typing import Any, Literal
 from servekit.core.call import Call, Handler, Load, Reply, now
 from servekit.errors import CallError, NotFound, SetupError, suggest
 from servekit.observe.families import Families
-from servekit.observe.log import get_logger
+from servekit.observe.log import get_logger, request_id
 from servekit.observe.metrics import Metrics, Snapshot
 from servekit.runtime.batched import Batched
 from servekit.runtime.endpoints import Stream, Unary
@@ -163,6 +163,7 @@ class Replica:
                 started=False,
             )
         handler, meter = found
+        request_id.set(call.request_id)
         if not call.internal:
             return await handler(call)
         started = now()

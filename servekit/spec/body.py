@@ -127,7 +127,7 @@ def _filled(tree: Any, segments: Sequence[Buffer]) -> Any:
             return {key: _filled(value, segments) for key, value in table.items()}
         if "dtype" not in table:
             return segment.get_bytes(table, segments)
-        data = segments[table[segment.KEY]]
+        data: Buffer = segments[table[segment.KEY]]
         header = msgspec.msgpack.encode([table["dtype"], list(table["shape"])])
         return msgspec.msgpack.Ext(
             ARRAY_EXT, b"".join((len(header).to_bytes(2, "little"), header, data))

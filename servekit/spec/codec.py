@@ -316,9 +316,7 @@ def build(hint: Any, *, where: str, finite: bool = False) -> TypeAdapter[Any]:
     config: ConfigDict = {**_STRICT, "allow_inf_nan": not finite}
     try:
         # Behind an alias, because pydantic takes no config beside a dataclass or TypedDict.
-        adapter: TypeAdapter[Any] = TypeAdapter(
-            cast("Any", TypeAliasType("Body", hint)), config=config
-        )
+        adapter: TypeAdapter[Any] = TypeAdapter(_alias("Body", hint), config=config)
         _ = adapter.core_schema
     except NameError as error:
         raise SpecError(f"{where}: the hint {error.name!r} can't be resolved") from None
@@ -330,6 +328,9 @@ def build(hint: Any, *, where: str, finite: bool = False) -> TypeAdapter[Any]:
             text = f"{text.partition('. ')[0]}; use builtins, dataclasses, pydantic models or Array"
         raise SpecError(f"{where}: {text.splitlines()[0]}") from None
     return adapter
+
+
+_alias: Any = TypeAliasType
 
 
 def _kinds(schema: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ service, and the typed client, do the reverse with the same two objects.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, NotRequired
 
 from servekit.core.call import BINARY, JSON, MSGPACK, NPY, Payload
 from servekit.errors import InvalidInput, InvalidOutput
@@ -216,7 +216,7 @@ def endpoint_schemas(
 
 def _keyword_hint(params: Sequence[Param], where: str) -> Any:
     """Return the type of the JSON object whose keys are the parameters."""
-    from typing_extensions import NotRequired, TypedDict  # noqa: PLC0415
+    from typing_extensions import TypedDict  # noqa: PLC0415
 
     from servekit.spec.codec import build  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from servekit.core.call import Buffer
 
@@ -103,17 +103,17 @@ def from_buffer(data: Buffer, dtype: str, shape: Sequence[int]) -> "AnyArray":
     if dtype not in ITEM_BYTES:
         raise ArrayError("array_dtype", f"unknown dtype {dtype[:20]!r}")
     if len(shape) > MAX_RANK or any(size < 0 for size in shape):
-        raise ArrayError("array_shape", f"no array has the shape {_short(shape)}")
+        raise ArrayError("array_shape", f"no array has the shape {_short(tuple(shape))}")
     wanted = prod(shape) * ITEM_BYTES[dtype]
     got = memoryview(data).nbytes
     if wanted != got:
         raise ArrayError(
-            "array_bytes", f"{dtype} of shape {_short(shape)} is {wanted} bytes, got {got}"
+            "array_bytes", f"{dtype} of shape {_short(tuple(shape))} is {wanted} bytes, got {got}"
         )
     try:
         return np.frombuffer(data, _little_endian(dtype)).reshape(shape)
     except ValueError as error:  # (0, 2**62): as many bytes as promised, but no numpy array
-        raise ArrayError("array_shape", f"shape {_short(shape)}: {error}") from None
+        raise ArrayError("array_shape", f"shape {_short(tuple(shape))}: {error}") from None
 
 
 def to_buffer(array: "AnyArray") -> memoryview:
@@ -138,11 +138,9 @@ def from_lists(value: Any, dtype: str) -> "AnyArray":
     import numpy as np  # noqa: PLC0415
 
     rank, leaf = 0, value
-    while isinstance(leaf, list):
+    while type(leaf) is list:
         rank += 1
-        if not leaf:
-            break
-        leaf = leaf[0]
+        leaf = cast("list[Any]", leaf)[0] if leaf else None
     if rank > MAX_RANK:
         raise ArrayError("array_shape", f"nested deeper than {MAX_RANK} lists")
     checked: Any = _elements(dtype or ("bool" if leaf is True or leaf is False else ""), rank)
@@ -245,9 +243,5 @@ def write_npy(array: "AnyArray") -> bytes:
 
 
 def _short(value: object) -> str:
-    text = (
-        str(tuple(value))
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else str(value)
-    )
+    text = str(value)
     return text if len(text) <= 100 else text[:97] + "..."

@@ -105,7 +105,7 @@ class Search:
         assert_type(await fast.remote(doc.text), float)
         self.emb.embed.remote("oops")  # E: wrong type
         await self.llm.score(doc.text, kk=2)  # E: wrong keyword
-        print(self.emb.nope)  # E: no such attribute
+        await self.emb.nope.remote()  # E: no such attribute
         sk.depends(3)  # E: no class
         return [Hit(id=n, score=s)][:k]
 
