@@ -1,6 +1,8 @@
 """Drives wrk against a server and reads its figures."""
 
 import json
+import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +25,8 @@ class Sample:
     errors: int
     cpu_seconds: float
     cpu_us_per_request: float
+    foreign_cores: float
+    """Cores that neither the server nor wrk kept busy: how noisy the machine was."""
 
     @property
     def valid(self) -> bool:
@@ -44,9 +48,10 @@ def measure(
         body.write(workload.body)
         body.flush()
         _wrk(server, workload, connections, warm_up, body.name)
-        cpu_before = server.cpu_seconds()
+        cpu_before, busy_before, wrk_before = server.cpu_seconds(), _busy(), _wrk_cpu()
         result = _wrk(server, workload, connections, seconds, body.name)
         cpu = server.cpu_seconds() - cpu_before
+        foreign = _busy() - busy_before - cpu - (_wrk_cpu() - wrk_before)
     requests = result["requests"]
     return Sample(
         requests_per_second=requests / (result["micros"] / 1e6),
@@ -55,13 +60,34 @@ def measure(
         errors=result["status"] + result["socket"] + result["timeout"],
         cpu_seconds=round(cpu, 2),
         cpu_us_per_request=cpu * 1e6 / requests if requests else 0.0,
+        foreign_cores=round(max(0.0, foreign) / (result["micros"] / 1e6), 2),
     )
+
+
+def _busy() -> float:
+    """Seconds that all cores together have worked since boot."""
+    user, nice, system, _, _, irq, softirq = Path("/proc/stat").read_text().split()[1:8]
+    ticks = sum(map(int, (user, nice, system, irq, softirq)))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _wrk_cpu() -> float:
+    """CPU seconds of finished children, which under load are wrk alone."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _wrk(
     server: Server, workload: Workload, connections: int, seconds: float, body: str
 ) -> dict[str, int]:
-    options = ["-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--latency"]
+    options = [
+        "-t1",
+        f"-c{connections}",
+        f"-d{max(1, round(seconds))}s",
+        "--latency",
+        "--timeout",
+        "30s",
+    ]
     script = ["-s", str(SCRIPT), server.url, "--", body, workload.content_type]
     done = subprocess.run(
         ["wrk", *options, *script],

@@ -13,7 +13,7 @@ from benchmarks.workloads import WORKLOADS
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 _HEADER = (
     f"{'contender':<10} {'conns':>5} {'median':>9} {'/limit':>7} {'/servekit':>9} "
-    f"{'P50 ms':>8} {'P99 ms':>8} {'CPU us/req':>10}  note"
+    f"{'P50 ms':>8} {'P99 ms':>8} {'CPU us/req':>10} {'noise':>5}  note"
 )
 
 Key: TypeAlias = tuple[str, str, int]
@@ -68,7 +68,8 @@ class Report:
         rate = median(s.requests_per_second for s in samples)
         rate *= WORKLOADS[workload].units_per_request
         errors = sum(s.errors for s in samples)
-        note = f"INVALID: {errors} errors" if not all(s.valid for s in samples) else ""
+        invalid = f"INVALID: {errors} errors" if errors else "INVALID: no answer in time"
+        note = "" if all(s.valid for s in samples) else invalid
         chunks = self.chunks.get(f"{workload}/{contender}", 1)
         if WORKLOADS[workload].units_per_request > 1 and not note:
             note = f"{chunks} chunks"
@@ -76,7 +77,8 @@ class Report:
             f"{contender:<10} {connections:>5} {rate:>9,.0f} {_times(self.ratio(key, LIMIT)):>7} "
             f"{_times(self.ratio(key, SERVEKIT)):>9} {median(s.p50_ms for s in samples):>8.2f} "
             f"{median(s.p99_ms for s in samples):>8.2f} "
-            f"{median(s.cpu_us_per_request for s in samples):>10,.0f}  {note}"
+            f"{median(s.cpu_us_per_request for s in samples):>10,.0f} "
+            f"{median(s.foreign_cores for s in samples):>5.2f}  {note}"
         ).rstrip()
 
     def write(self, path: Path = RESULTS) -> None:

@@ -37,11 +37,12 @@ from servekit.spec.service import service
 from servekit.version import __version__
 
 if TYPE_CHECKING:
-    from servekit.client import Client, connect
+    from servekit.client import AsyncClient, Client, connect
     from servekit.engine.inprocess import local
 
 __all__ = [
     "Array",
+    "AsyncClient",
     "Autoscale",
     "Client",
     "Item",
@@ -66,6 +67,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AsyncClient": "servekit.client",
     "Client": "servekit.client",
     "connect": "servekit.client",
     "local": "servekit.engine.inprocess",

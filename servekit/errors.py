@@ -29,7 +29,7 @@
 code may have run, which decides if a retry is safe for a call that is not idempotent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 
@@ -191,9 +191,12 @@ class DeadlineExceeded(CallError):
     status, code, grpc = 504, "deadline_exceeded", "DEADLINE_EXCEEDED"
 
 
-_BY_CODE: dict[str, type[CallError]] = {
-    cls.code: cls for cls in (CallError, *CallError.__subclasses__())
-}
+def _classes() -> Iterator[type[CallError]]:
+    yield CallError
+    yield from CallError.__subclasses__()
+
+
+_BY_CODE = {cls.code: cls for cls in _classes()}
 
 
 def call_error(code: str, message: str, **details: Any) -> CallError:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 @contextmanager
 def connect(
     target: type[T], url: str, *, token: str | None = None, timeout_s: float = 60.0
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Call a running service through its class.
 
     Methods keep their declared form, and `.remote(...)` gives a call to await, to wait for or to
@@ -43,9 +43,7 @@ def connect(
     handler = HttpHandler(found, url, headers)
     options = Options(timeout_s=timeout_s, retries=0)
     try:
-        yield cast(
-            "T", ServiceHandle(found, found.name, handler, loop, options, internal=False)
-        )
+        yield cast("T", ServiceHandle(found, found.name, handler, loop, options, internal=False))
     finally:
         asyncio.run_coroutine_threadsafe(handler.close(), loop).result(5.0)
         loop.call_soon_threadsafe(loop.stop)

@@ -57,7 +57,7 @@ class _Requests:
 
 
 def _encoded(body: Any) -> tuple[str, bytes]:
-    if isinstance(body, bytes | bytearray | memoryview):
+    if isinstance(body, bytes | bytearray):
         return BINARY, bytes(body)
     try:
         return JSON, msgspec.json.encode(body)
@@ -107,7 +107,11 @@ class Client(_Requests):
             CallError: As the server raised it, or because it was not reached.
         """
         request = self._request(
-            endpoint, body, arguments, accept=f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5", timeout_s=timeout_s
+            endpoint,
+            body,
+            arguments,
+            accept=f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5",
+            timeout_s=timeout_s,
         )
         try:
             return _value(answer(self._http.request(**request)))
@@ -122,9 +126,7 @@ class Client(_Requests):
         Raises:
             CallError: As for `call`; also in the middle of the stream.
         """
-        request = self._request(
-            endpoint, body, arguments, accept=EVENT_STREAM, timeout_s=timeout_s
-        )
+        request = self._request(endpoint, body, arguments, accept=EVENT_STREAM, timeout_s=timeout_s)
         reader = EventReader()
         try:
             with self._http.stream(**request) as response:
@@ -160,7 +162,11 @@ class AsyncClient(_Requests):
     ) -> Any:
         """Call an endpoint and return its answer; see `Client.call`."""
         request = self._request(
-            endpoint, body, arguments, accept=f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5", timeout_s=timeout_s
+            endpoint,
+            body,
+            arguments,
+            accept=f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5",
+            timeout_s=timeout_s,
         )
         try:
             return _value(answer(await self._http.request(**request)))
@@ -171,9 +177,7 @@ class AsyncClient(_Requests):
         self, endpoint: str, /, *body: Any, timeout_s: float | None = None, **arguments: Any
     ) -> AsyncIterator[Any]:
         """Call a streaming endpoint and yield its chunks; see `Client.stream`."""
-        request = self._request(
-            endpoint, body, arguments, accept=EVENT_STREAM, timeout_s=timeout_s
-        )
+        request = self._request(endpoint, body, arguments, accept=EVENT_STREAM, timeout_s=timeout_s)
         reader = EventReader()
         try:
             async with self._http.stream(**request) as response:

@@ -4,7 +4,7 @@ Replica, batcher, router, remote stub, gateway target all have the shape of `Han
 can wrap any of them. Nothing here does I/O.
 """
 
-import secrets
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeAlias
@@ -25,7 +25,7 @@ now = time.monotonic
 
 def new_request_id() -> str:
     """Return a fresh id, 16 hex digits."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 class Payload:

@@ -8,11 +8,12 @@ that it started; no process or socket file stays behind.
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -52,6 +53,11 @@ class Supervisor:
         )
         self._connection.on_lost = lambda _: self.ending.set()
 
+    @property
+    def gone(self) -> bool:
+        """Whether the supervisor has ended without saying so."""
+        return self._connection is not None and self._connection.lost.done()
+
     async def ask(
         self, verb: str, body: msgspec.Struct | None = None, *, answer: type[T], timeout_s: float
     ) -> T:
@@ -70,9 +76,15 @@ class Supervisor:
 
 
 class Part(Protocol):
-    """What a child process is: a replica, or the gateway."""
+    """What a child process is: a replica, or the gateway.
+
+    Attributes:
+        verbs: What the supervisor may ask of it.
+        folder: The app's private folder, known once it has started.
+    """
 
     verbs: Mapping[str, Verb]
+    folder: str
 
     async def stop(self) -> None:
         """End what was started and remove what was made."""
@@ -86,9 +98,7 @@ def run(make: Callable[[Supervisor], Part], control: int, lifeline: int, *, role
     uvloop.run(_serve(make, socket.socket(fileno=control), lifeline))
 
 
-async def _serve(
-    make: Callable[[Supervisor], Part], control: socket.socket, lifeline: int
-) -> None:
+async def _serve(make: Callable[[Supervisor], Part], control: socket.socket, lifeline: int) -> None:
     loop = asyncio.get_running_loop()
     supervisor = Supervisor()
     part = make(supervisor)
@@ -99,6 +109,8 @@ async def _serve(
     await supervisor.attend(control, part.verbs)
     await supervisor.ending.wait()
     await part.stop()
+    if supervisor.gone and part.folder:
+        shutil.rmtree(part.folder, ignore_errors=True)
 
 
 def _watch(lifeline: int, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:

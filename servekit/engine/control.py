@@ -30,6 +30,7 @@ class StartReplica(msgspec.Struct, frozen=True):
     Attributes:
         search_path: Folders that go to the front of `sys.path`.
         address: Where to listen.
+        folder: The app's private folder.
     """
 
     app: AppSpec
@@ -37,6 +38,7 @@ class StartReplica(msgspec.Struct, frozen=True):
     replica: str
     search_path: tuple[str, ...]
     address: str
+    folder: str
     table: Table
 
 
@@ -45,12 +47,14 @@ class StartGateway(msgspec.Struct, frozen=True):
 
     Attributes:
         listener: File descriptor of the listening socket.
+        folder: The app's private folder.
         drain_s: Longest wait for running requests at the end.
         dev: Show the playground.
     """
 
     app: AppSpec
     listener: int
+    folder: str
     table: Table
     drain_s: float = 20.0
     dev: bool = False

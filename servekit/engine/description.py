@@ -11,7 +11,7 @@ import traceback
 
 import msgspec
 
-from servekit.errors import AuthorError, ConfigError, SetupError
+from servekit.errors import AuthorError, SetupError
 from servekit.spec.app import AppSpec
 
 
@@ -21,14 +21,12 @@ class Described(msgspec.Struct, frozen=True):
     Attributes:
         app: None when it can't be described.
         search_path: Folders that loading it put onto `sys.path`.
-        sources: Files of the modules that it imported from outside of Python's installation.
         error: What is wrong, one line.
         trace: The user's exception, when it was one.
     """
 
     app: AppSpec | None = None
     search_path: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
     error: str = ""
     trace: str = ""
 
@@ -67,14 +65,14 @@ def _describe(target: str) -> Described:
     from servekit.spec.describe import describe  # noqa: PLC0415
     from servekit.spec.target import load  # noqa: PLC0415
 
-    before, modules = set(sys.path), set(sys.modules)
+    before = set(sys.path)
     try:
         app = describe(load(target))
     except AuthorError as error:
         cause = error.__cause__
         trace = "".join(traceback.format_exception(cause)) if isinstance(error, SetupError) else ""
         return Described(error=str(error), trace=trace)
-    except Exception as error:  # noqa: BLE001  (user code runs at import)
+    except Exception:  # noqa: BLE001  (user code runs at import)
         return Described(error=f"describing {target} raised", trace=traceback.format_exc())
     added = [path for path in sys.path if path not in before]
     return Described(app=app, search_path=tuple(added))

@@ -42,6 +42,7 @@ class GatewayWorker:
         self._server: Server | None = None
         self._served: asyncio.Task[None] | None = None
         self._draining = False
+        self.folder = ""
         self.verbs: Mapping[str, Verb] = {
             "start": self._start,
             "app": self._app,
@@ -52,6 +53,7 @@ class GatewayWorker:
 
     async def _start(self, body: bytes) -> Started:
         order = msgspec.msgpack.decode(body, type=StartGateway)
+        self.folder = order.folder
         self._site = Site(self._readiness, self._all_metrics, dev=order.dev)
         self._gateway = Gateway(self._router, self._site.app, Families(self._metrics))
         self._serve(order.app)

@@ -8,7 +8,7 @@ there can't be sent here.
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -35,7 +35,7 @@ def local(
     *,
     overrides: Mapping[Dependency[Any], object] | None = None,
     args: Mapping[str, Any] | None = None,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Run a service and all that it needs in this process.
 
     Args:
@@ -78,9 +78,10 @@ class _Graph:
         self._handlers: dict[str, Handler] = {}
 
     async def start(self, target: type, args: Mapping[str, Any]) -> ServiceHandle:
-        found = ref(target, name=definition(target).name, args=args) if args else target
-        app = describe(found)
-        root = found.definition if isinstance(found, ServiceRef) else definition(found)
+        root = definition(target)
+        if args:
+            root = ref(target, name=root.name, args=args).definition
+        app = describe(ServiceRef[Any](root))
         try:
             await self._start(root, app)
         except BaseException:
@@ -96,7 +97,9 @@ class _Graph:
             return
         handles: dict[str, object] = {}
         for edge in found.dependencies.values():
-            key = self._owner(found.cls, edge.attribute)
+            # The class in the MRO that declares the dependency is what its key names.
+            owner = next(base for base in found.cls.__mro__ if edge.attribute in vars(base))
+            key = (owner, edge.attribute)
             if key in self._fakes:
                 handler = fake_handler(self._fakes[key], edge.target)
             else:
@@ -115,12 +118,6 @@ class _Graph:
         await memory.join(client, server)
         self._connections.append(client)
         self._handlers[found.name] = client.call
-
-    @staticmethod
-    def _owner(cls: type, attribute: str) -> tuple[type, str]:
-        """Return the class in the MRO that declares a dependency, which is what its key names."""
-        owner = next(base for base in cls.__mro__ if attribute in vars(base))
-        return owner, attribute
 
     async def stop(self) -> None:
         for connection in self._connections:
@@ -149,9 +146,11 @@ def fake_handler(fake: object, service: ServiceDefinition) -> Handler:
     return handle
 
 
-async def _chunks(values: Any, writes: OutputSchema) -> AsyncIterator[Payload]:
+async def _chunks(
+    values: Iterable[Any] | AsyncIterable[Any], writes: OutputSchema
+) -> AsyncIterator[Payload]:
     if isinstance(values, Iterable):
-        for value in cast("Iterable[Any]", values):
+        for value in values:
             yield writes.encode(value, internal=True)
     else:
         async for value in values:

@@ -5,13 +5,16 @@ import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from servekit.core.aio import Tasks
 from servekit.engine.description import Described, describe_elsewhere
-from servekit.engine.supervisor import Supervisor
 from servekit.errors import AuthorError
 from servekit.observe.log import get_logger
 from servekit.settings import Settings
+
+if TYPE_CHECKING:
+    from servekit.engine.supervisor import Supervisor
 
 _log = get_logger("servekit.serve")
 
@@ -21,19 +24,23 @@ async def serve(
     settings: Settings,
     *,
     dev: bool = False,
-    on_described: Callable[[Described], None] = lambda _: None,
-    on_ready: Callable[[Supervisor], None] = lambda _: None,
+    on_loading: Callable[[], None] = lambda: None,
+    on_starting: Callable[["Supervisor"], None] = lambda _: None,
+    on_ready: Callable[["Supervisor"], None] = lambda _: None,
+    on_ending: Callable[[], None] = lambda: None,
 ) -> None:
     """Run an app; returns after SIGINT or SIGTERM, when everything has been drained.
 
-    A second signal ends everything at once.
+    A second SIGINT (Ctrl-C) ends everything at once.
 
     Args:
         target: Import string or file.
         settings: Address, time limits, logging.
         dev: Reload on save, show the playground.
-        on_described: Called when the app is known, before it starts.
+        on_loading: Called while another process describes the app: the time for slow imports.
+        on_starting: Called when the app is known, before it starts.
         on_ready: Called when every service is ready.
+        on_ending: Called when a signal came to an app that was ready, before it is drained.
 
     Raises:
         AuthorError: The app can't be described or started; nothing is left running.
@@ -42,20 +49,24 @@ async def serve(
     ending = asyncio.Event()
     supervisor: Supervisor | None = None
 
-    def end() -> None:
+    def interrupt() -> None:
         if ending.is_set() and supervisor is not None:
             supervisor.kill()
         ending.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    loop.add_signal_handler(signal.SIGTERM, ending.set)
     tasks = Tasks()
     starting = asyncio.ensure_future(describe_elsewhere(target))
+    await asyncio.sleep(0)  # its process is on its way now, and imports while this one does
+    from servekit.engine.supervisor import Supervisor  # noqa: PLC0415  (0.1 s)
+
+    on_loading()
     if not await _unless(ending, starting):
         return
     described = starting.result()
-    on_described(described)
     supervisor = Supervisor(described, settings, target=target, dev=dev)
+    on_starting(supervisor)
     try:
         if not await _unless(ending, asyncio.ensure_future(supervisor.start())):
             return
@@ -63,12 +74,13 @@ async def serve(
         if dev:
             tasks.spawn(_reload(target, supervisor, described), name="reload")
         await ending.wait()
+        on_ending()
     finally:
         await tasks.close()
         await supervisor.stop()
 
 
-async def _unless(ending: asyncio.Event, work: "asyncio.Future[object]") -> bool:
+async def _unless(ending: asyncio.Event, work: asyncio.Future[Any]) -> bool:
     """Wait for work, unless the end comes first; returns whether it was done."""
     ended = asyncio.ensure_future(ending.wait())
     try:
@@ -84,7 +96,7 @@ async def _unless(ending: asyncio.Event, work: "asyncio.Future[object]") -> bool
     return True
 
 
-async def _reload(target: str, supervisor: Supervisor, described: Described) -> None:
+async def _reload(target: str, supervisor: "Supervisor", described: Described) -> None:
     """Roll to the new code each time that a source file is saved."""
     from watchfiles import PythonFilter, awatch  # noqa: PLC0415  (dev only)
 

@@ -22,6 +22,11 @@ from servekit.wire.frames import Hello
 T = TypeVar("T")
 
 _SIGNALS = {s.value: s.name for s in signal.Signals}
+_HINTS = {
+    signal.SIGKILL.value: " (out of memory, or killed by hand)",
+    signal.SIGSEGV.value: " (crash in native code)",
+    signal.SIGABRT.value: " (abort in native code)",
+}
 
 
 class Process:
@@ -130,9 +135,4 @@ class Process:
         if code >= 0:
             return f"exit code {code}"
         name = _SIGNALS.get(-code, str(-code))
-        hint = {
-            signal.SIGKILL: " (out of memory, or killed by hand)",
-            signal.SIGSEGV: " (crash in native code)",
-            signal.SIGABRT: " (abort in native code)",
-        }.get(-code, "")
-        return f"killed by {name}{hint}"
+        return f"killed by {name}{_HINTS.get(-code, '')}"

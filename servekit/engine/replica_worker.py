@@ -1,8 +1,6 @@
 """The process of one replica: `python -m servekit.engine.replica_worker CONTROL LIFELINE`."""
 
 import asyncio
-import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -43,6 +41,7 @@ class ReplicaWorker:
         self._replica: Replica | None = None
         self._router: Router | None = None
         self._listener: Listener | None = None
+        self.folder = ""
         self._probe = handler({"health": self._health})
         self.verbs: Mapping[str, Verb] = {
             "start": self._start,
@@ -65,6 +64,7 @@ class ReplicaWorker:
         return Started(address=self._listener.address.text, load_s=now() - began)
 
     async def _become(self, order: StartReplica) -> None:
+        self.folder = order.folder
         spec = order.app.service(order.service)
         sys.path[:0] = [folder for folder in order.search_path if folder not in sys.path]
         hello = Hello(service=spec.name, replica=order.replica, version=spec.version)
@@ -75,9 +75,7 @@ class ReplicaWorker:
         await replica.start(_handles(found, router))
         self._listener = Listener(
             Address(order.address),
-            lambda: Connection(
-                hello, client=False, handler=self._handle, own_load=replica.load
-            ),
+            lambda: Connection(hello, client=False, handler=self._handle, own_load=replica.load),
         )
         await self._listener.open()
 
@@ -134,9 +132,6 @@ class ReplicaWorker:
             await self._replica.stop()
         if self._router is not None:
             await self._router.close()
-        if self._listener is not None and (path := self._listener.address.unix) is not None:
-            with contextlib.suppress(OSError):  # the last one out removes the private folder
-                os.rmdir(os.path.dirname(path))  # noqa: PTH106, PTH120
 
 
 def _handles(found: ServiceDefinition, router: Router) -> dict[str, object]:

@@ -7,7 +7,6 @@ replica was lost goes to another if it had not started, or may run twice.
 """
 
 import asyncio
-import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -94,11 +93,12 @@ class Router:
             connection = service.pick(call) or await self._hold(service, call)
             try:
                 return await connection.call(call)
-            except (ReplicaLost, Unavailable) as error:
-                if error.started and not call.idempotent:
+            except Unavailable as error:
+                if error.reason != "draining":
                     raise
-                if error.started or error.reason != "draining":
-                    if call.attempt >= call.retries:
+            except ReplicaLost as error:
+                if error.started:
+                    if not call.idempotent or call.attempt >= call.retries:
                         raise
                     call.attempt += 1
 
@@ -243,7 +243,7 @@ class _Service:
         return [
             link.connection
             for link in self.links.values()
-            if link.connection is not None and not link.connection.draining
+            if link.connection is not None and link.connection.usable
         ]
 
     def pick(self, call: Call) -> Connection | None:

@@ -25,8 +25,8 @@ from servekit.engine.control import (
     Nothing,
     ReplicaStatus,
     ServiceStatus,
-    StartGateway,
     Started,
+    StartGateway,
     StartReplica,
     Stats,
     Verb,
@@ -90,14 +90,14 @@ class Supervisor:
         self._aggregate = Aggregate()
         self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
         self._placement = Placement(self._devices)
-        self._folder = Path(tempfile.mkdtemp(prefix="servekit-", dir=settings.runtime_dir))
         self._listener = bind(settings.host, settings.port)
+        self._folder = Path(tempfile.mkdtemp(prefix="servekit-", dir=settings.runtime_dir))
         self._admin = Listener(
             Address(f"unix:{self._folder}/admin.sock"),
             lambda: Connection(
                 Hello(replica="supervisor"),
                 client=False,
-                handler=handler({"status": self._status}),
+                handler=handler({"status": self._on_status}),
             ),
         )
         self.app: AppSpec = described.app
@@ -217,6 +217,7 @@ class Supervisor:
             replica=replica,
             search_path=self._search_path,
             address=f"unix:{self._folder}/{self._last_replica}.sock",
+            folder=str(self._folder),
             table=self._table(),
         )
         env = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -225,12 +226,13 @@ class Supervisor:
         except BaseException:
             self._placement.release(replica)
             raise
-        member.process.ended.add_done_callback(lambda _: self._release(replica))
+        member.process.ended.add_done_callback(lambda _: self._clear_up(member))
         return member
 
-    def _release(self, replica: str) -> None:
-        self._placement.release(replica)
-        self._aggregate.retire(replica)
+    def _clear_up(self, member: Member) -> None:
+        self._placement.release(member.id)
+        self._aggregate.retire(member.id)
+        (self._folder / f"{member.id.rpartition('-')[2]}.sock").unlink(missing_ok=True)
 
     def _env(self) -> dict[str, str]:
         settings = self._settings
@@ -244,7 +246,14 @@ class Supervisor:
 
     async def _start_gateway(self) -> None:
         fd = self._listener.fileno()
-        order = StartGateway(self.app, fd, self._table(), self._settings.drain_s, self._dev)
+        order = StartGateway(
+            app=self.app,
+            listener=fd,
+            folder=str(self._folder),
+            table=self._table(),
+            drain_s=self._settings.drain_s,
+            dev=self._dev,
+        )
         self._gateway = await Process.spawn(
             "gateway",
             "servekit.engine.gateway_worker",
@@ -314,7 +323,10 @@ class Supervisor:
 
     async def _on_metrics(self, _: bytes) -> Figures:
         members = [
-            m for pool in self._pools.values() for m in pool.members if m.state is not State.STARTING
+            m
+            for pool in self._pools.values()
+            for m in pool.members
+            if m.state is not State.STARTING
         ]
         figures = await asyncio.gather(
             *(m.process.ask("metrics", answer=Figures, timeout_s=2.0) for m in members),
@@ -333,7 +345,11 @@ class Supervisor:
         self._aggregate.put("supervisor", self._metrics.snapshot())
         return Figures(self._aggregate.snapshot())
 
-    async def _status(self, _: bytes) -> AppStatus:
+    async def _on_status(self, _: bytes) -> AppStatus:
+        return self.status()
+
+    def status(self) -> AppStatus:
+        """Return what runs, also while it starts."""
         return AppStatus(
             target=self._target,
             url=self.url,

@@ -5,7 +5,7 @@ from math import ceil
 import msgspec
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, Buffer, Call, Payload, Reply
-from servekit.errors import CallError, ExecutionError
+from servekit.errors import CallError
 from servekit.gateway.asgi import Send
 from servekit.observe.log import get_logger
 from servekit.wire.streams import IncomingStream
@@ -67,9 +67,8 @@ async def send_stream(send: Send, call: Call, reply: Reply) -> int:
 
 def event(data: Buffer, *, name: bytes = b"") -> bytes:
     """Return one server-sent event (HTML standard, 9.2); `data` is JSON, so it has no newline."""
-    if name:
-        return b"event: %b\ndata: %b\n\n" % (name, data)
-    return b"data: %b\n\n" % data
+    head = b"event: " + name + b"\ndata: " if name else b"data: "
+    return b"".join((head, data, b"\n\n"))
 
 
 async def send_error(send: Send, error: CallError, request_id: str) -> None:

@@ -79,7 +79,7 @@ class Gateway:
         except asyncio.CancelledError:
             # The connection is gone, and with it everybody who could see an answer.
             code = Cancelled.status
-        except Exception:
+        except Exception:  # noqa: BLE001  (the last boundary before the client)
             _log.exception("request failed", request_id=request_id, path=scope["path"])
             await send_error(send, ExecutionError("internal error"), request_id)
         finally:

@@ -131,9 +131,9 @@ def query_document(query: bytes, schema: dict[str, Any]) -> bytes:
 
 def _scalar(text: str, schema: dict[str, Any]) -> Any:
     kinds = {schema.get("type")} | {part.get("type") for part in schema.get("anyOf", ())}
-    if kinds & {"integer", "number", "boolean", "null"} and not (
-        "string" in kinds and text not in ("null",)
-    ):
+    if "string" in kinds and text != "null":
+        return text
+    if kinds & {"integer", "number", "boolean", "null"}:
         try:
             value = msgspec.json.decode(text.encode())
         except msgspec.DecodeError:

@@ -6,11 +6,11 @@ A client that leaves ends its call; an answer's head and body leave in one write
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from servekit.core.call import Buffer
 from servekit.gateway.asgi import App
@@ -48,6 +48,8 @@ class _Corked:
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []
+        if not parts or self._transport.is_closing():
+            return
         if len(parts) == 1:
             self._transport.write(parts[0])
         elif sum(map(len, parts)) < _JOIN_BYTES:
@@ -59,18 +61,18 @@ class _Corked:
 class _Protocol(HttpToolsProtocol):
     """One client connection."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection."""
         corked = _Corked(cast("asyncio.Transport", transport), self.loop)
         super().connection_made(cast("asyncio.Transport", corked))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the work for a client that is gone."""
-        cycle = self.cycle
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         super().connection_lost(exc)
         if cycle is not None and not cycle.response_complete:
-            task: asyncio.Task[None] | None = cycle.scope.get(TASK)
-            if task is not None:
+            task = cast("dict[str, object]", cycle.scope).get(TASK)
+            if isinstance(task, asyncio.Task):
                 task.cancel()
 
 
@@ -85,7 +87,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: App, listener: socket.socket, *, drain_s: float) -> None:
         config = uvicorn.Config(
-            app,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            app,
             http=_Protocol,
             ws="none",
             loop="none",
@@ -102,7 +104,7 @@ class Server(uvicorn.Server):
         self._listener = listener
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the process that this server runs in."""
         yield
 

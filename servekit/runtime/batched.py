@@ -53,6 +53,11 @@ class _Waiting(Entry):
         self.context: RequestContext | None = None
         self.dispatched = 0.0
 
+    def with_context(self) -> tuple[Any, ...]:
+        """Return the arguments as `Item`s that know the call they came from."""
+        context = self.context = RequestContext.of(self.call)
+        return tuple(Item(arg, context) for arg in self.args)
+
 
 class Batched:
     """Calls of one batched endpoint.
@@ -258,17 +263,15 @@ class Batched:
             if entry.future.done():
                 continue
             if isinstance(result, ItemError):
-                error = masked(result.error, self._where, entry.call.request_id)
-                entry.future.set_exception(error)
+                failed = masked(result.error, self._where, entry.call.request_id)
+                entry.future.set_exception(failed)
             else:
                 entry.future.set_result(result)
         return True
 
     async def _invoke(self, batch: Sequence[_Waiting]) -> Sequence[Any]:
         if self._definition.wants_items:
-            for entry in batch:
-                entry.context = RequestContext.of(entry.call)
-            items = [(Item(entry.args[0], entry.context), *entry.args[1:]) for entry in batch]
+            items = [entry.with_context() for entry in batch]
         else:
             items = [entry.args for entry in batch]
         policy = self._policy

@@ -7,7 +7,7 @@ graphs see few sizes; the padding never reaches a caller.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from servekit.errors import InvalidOutput
 from servekit.spec.policy import BatchPolicy
@@ -54,7 +54,7 @@ def split(result: Any, rows: Sequence[int], policy: BatchPolicy, *, where: str) 
             raise InvalidOutput(f"{where} returned a {kind}, not a list with a result per item")
         if len(result) != wanted:
             raise InvalidOutput(f"{where} returned {len(result)} results for {wanted} items")
-        return result[: len(rows)]
+        return list(cast("Sequence[Any]", result))[: len(rows)]
     shape = getattr(result, "shape", ())
     wanted = padded_size(sum(rows), policy)
     if len(shape) <= policy.axis or shape[policy.axis] != wanted:

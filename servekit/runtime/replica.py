@@ -7,7 +7,7 @@ worker process puts it behind a socket, `local` behind an in-memory connection.
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from servekit.core.call import Call, Handler, Load, Reply, now
 from servekit.errors import CallError, NotFound, SetupError, suggest
@@ -82,8 +82,8 @@ class Replica:
         Raises:
             SetupError: User code raised; chained to its exception.
         """
-        cls = self._definition.cls
-        instance = self._instance = object.__new__(cls)
+        instance: Any = object.__new__(cast("type[Any]", self._definition.cls))
+        self._instance = instance
         for attribute, handle in dependencies.items():
             setattr(instance, attribute, handle)
         try:
@@ -94,7 +94,9 @@ class Replica:
             self.state = "warming"
             await self._run_hooks("warmup")
         except Exception as error:
-            raise SetupError(f"{self._spec.name}: set-up raised {type(error).__name__}: {error}") from error
+            raise SetupError(
+                f"{self._spec.name}: set-up raised {type(error).__name__}: {error}"
+            ) from error
         self.state = "ready"
 
     def _add(self, definition: EndpointDefinition) -> None:
@@ -142,7 +144,7 @@ class Replica:
         self.state = "stopped"
         try:
             await self._run_hooks("teardown")
-        except Exception:
+        except Exception:  # noqa: BLE001  (user code; the process ends anyway)
             _log.exception("teardown raised", service=self._spec.name)
         self._threads.close()
 
@@ -221,7 +223,7 @@ class Replica:
                         healthy = await asyncio.to_thread(hook, self._instance)
             except TimeoutError:
                 return f"@sk.{kind} hook {hook.__name__} took over {_HEALTH_TIMEOUT_S} s"
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (user code)
                 _log.warning("health hook raised", hook=hook.__name__, exc_info=True)
                 return f"@sk.{kind} hook {hook.__name__} raised {type(error).__name__}"
             if healthy is False:

@@ -7,12 +7,12 @@ says what was wanted and what came. Nothing is ever reshaped or cast to fit.
 import sys
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Union, cast
 
 from servekit.core.call import Buffer
 from servekit.errors import SpecError, suggest
 from servekit.spec import segment, tensor
-from servekit.spec.tensor import ITEM_BYTES, ArrayError
+from servekit.spec.tensor import ITEM_BYTES, ArrayError, Library
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -60,7 +60,7 @@ class ArraySpec:
     dtype: str
     dims: tuple[int | str, ...]
     leading: bool = False
-    library: Literal["numpy", "torch"] = "numpy"
+    library: Library = "numpy"
 
     @classmethod
     def parse(cls, dtype: str, dims: str) -> "ArraySpec":
@@ -107,27 +107,36 @@ class ArraySpec:
         """Return the spec of many such arrays stacked along a new first axis."""
         return self if self.leading else replace(self, dims=("batch", *self.dims))
 
+    def narrowed(self, base: Any) -> "ArraySpec":
+        """Return the spec for `Annotated[base, self]`: with the base's dtype and library.
+
+        Raises:
+            SpecError: The base is no array, or of another dtype.
+        """
+        declared = spec_of(base)
+        if declared is None:
+            if base is Any:
+                return self
+            raise SpecError(f"Array[...] describes arrays, but the type beside it is {base!r}")
+        if declared.dtype and self.dtype and declared.dtype != self.dtype:
+            raise SpecError(f"the type says {declared.dtype}, but Array[...] says {self.dtype}")
+        return replace(self, dtype=self.dtype or declared.dtype, library=declared.library)
+
     # ---- checks
 
-    def check(self, value: object) -> "AnyArray":
-        """Return the value if it is a welcome array, as numpy sees it.
+    def check(self, value: object) -> None:
+        """Check that a value is a welcome array of the declared library.
 
         Raises:
             ArrayError: It isn't; says wanted and got.
         """
-        if tensor.is_tensor(value) and self.library == "torch":
-            array = tensor.from_tensor(value)
-        elif tensor.is_array(value) and self.library == "numpy":
-            array = cast("AnyArray", value)
-        else:
-            name = {"numpy": "a numpy array", "torch": "a torch.Tensor"}[self.library]
+        layout = tensor.layout(value, self.library)
+        if layout is None:
+            wanted = {"numpy": "a numpy array", "torch": "a torch.Tensor"}[self.library]
             kind = type(value)
-            got = kind.__qualname__
-            if kind.__module__ != "builtins":
-                got = f"{kind.__module__}.{got}"
-            raise ArrayError("array_type", f"wanted {name} ({self}), got {got}")
-        self._check_layout(tensor.dtype_name(array.dtype), array.shape)
-        return array
+            got = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+            raise ArrayError("array_type", f"wanted {wanted} ({self}), got {got}")
+        self._check_layout(*layout)
 
     def _check_layout(self, dtype: str, shape: tuple[int, ...]) -> None:
         if dtype != self.dtype and (self.dtype or dtype not in ITEM_BYTES):
@@ -206,19 +215,23 @@ class ArraySpec:
 
     def _serialize(self, value: Any, info: Any) -> Any:
         try:
-            array = self.check(value)
+            self.check(value)
         except ArrayError as error:
             from pydantic_core import PydanticSerializationUnexpectedValue  # noqa: PLC0415
 
             raise PydanticSerializationUnexpectedValue(error.message) from None
-        segments = info.context
-        if segments is None:
+        array = tensor.as_numpy(value)
+        if info.context is None:
             return array.tolist()
-        return segment.put_array(array, segments)
+        return segment.put_array(array, info.context)
 
     # ---- pydantic's side
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> "CoreSchema":
+        return self.narrowed(source).core_schema()
+
+    def core_schema(self) -> "CoreSchema":
+        """Return what pydantic-core validates and serializes with."""
         from pydantic_core import core_schema  # noqa: PLC0415
 
         return core_schema.with_info_plain_validator_function(

@@ -2,44 +2,29 @@
 
 A payload comes in as a JSON document with segments (other media types are brought to that form
 first), goes through one pydantic-core validator, and comes out as typed values; the way back is
-its mirror. Types declared with builtins are strict: `"3"` is no int. A user's pydantic models
-keep the configuration they were written with.
+its mirror. Exceptions that a user's own validators raise, other than ValueError and
+AssertionError, pass through.
 
-This module imports pydantic, so others import it late, when an endpoint is really declared.
+Imports pydantic, so others import it late, when an endpoint is really declared.
 """
 
-import reprlib
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, NoReturn, cast, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias, cast, get_args
 
-from pydantic import ConfigDict, FailFast, TypeAdapter
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic import FailFast
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import SchemaValidator, ValidationError, from_json, to_json
-from typing_extensions import TypeAliasType
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY, Buffer, Payload
-from servekit.errors import (
-    BadRequest,
-    CallError,
-    InvalidInput,
-    SpecError,
-    UnsupportedMedia,
-    suggest,
-)
-from servekit.spec import body, tensor
+from servekit.errors import BadRequest, CallError, InvalidInput, SpecError, UnsupportedMedia
+from servekit.spec import body, fields, tensor
+from servekit.spec.adapter import build, schema_kinds
 from servekit.spec.array import ArraySpec
 from servekit.spec.segment import BytesSpec
 
-Binary = Literal["", "array", "bytes"]
+Binary: TypeAlias = Literal["", "array", "bytes"]
 
-_MAX_FIELDS = 20
-_STRICT: ConfigDict = {
-    "strict": True,
-    "extra": "forbid",
-    "ser_json_inf_nan": "constants",
-    "ser_json_bytes": "base64",
-    "val_json_bytes": "base64",
-}
+_RAW: dict[Binary, tuple[str, ...]] = {"": (), "array": (BINARY, NPY), "bytes": (BINARY,)}
 
 
 class Codec:
@@ -50,10 +35,13 @@ class Codec:
         where: `Service.method`, for messages.
         invalid: Raised for a value of the wrong type.
         unparsable: Raised for a body that can't be parsed.
-        binary: The whole value may also travel as raw bytes.
+        raw: The whole value may also travel as raw bytes, if it is an array or bytes.
         keys: Names of the object's keys, for suggestions.
         empty: What an empty body stands for.
         stream: A caller that accepts server-sent events gets JSON chunks.
+
+    Attributes:
+        binary: As which kind of value raw bytes are read: `"array"`, `"bytes"`, or `""`.
 
     Raises:
         SpecError: pydantic can't build the type.
@@ -66,7 +54,7 @@ class Codec:
         where: str,
         invalid: type[CallError],
         unparsable: type[CallError] = BadRequest,
-        binary: bool = False,
+        raw: bool = False,
         keys: Sequence[str] = (),
         empty: bytes = b"",
         stream: bool = False,
@@ -77,34 +65,27 @@ class Codec:
         self._unparsable = unparsable
         self._keys = keys
         self._empty = empty
-        self._array = hint if isinstance(hint, ArraySpec) and binary else None
-        self.binary: Binary = ""
-        if self._array is not None and self._array.dtype:
-            self.binary = "array"
-        elif binary and any(isinstance(m, BytesSpec) for m in get_args(hint)):
-            self.binary = "bytes"
+        self.binary: Binary = _binary(hint) if raw else ""
         self._takes = (JSON, MSGPACK, *_RAW[self.binary])
         self._offers = (BINARY, JSON, MSGPACK) if self.binary == "bytes" else self._takes
         if stream:
             self._offers = (*self._offers, EVENT_STREAM)
 
-        self._adapter = adapter = build(hint, where=where)
-        self._validator = cast("SchemaValidator", adapter.validator)
-        self._serializer = adapter.serializer
+        self._adapter = build(hint, where=where)
+        self._validator = cast("SchemaValidator", self._adapter.validator)
+        self._serializer = self._adapter.serializer
         self._finite: SchemaValidator | None = None
-        kinds = set(_kinds(adapter.core_schema))
-        self._models = bool(kinds & {"model", "dataclass"})
-        self._unchecked = bool(kinds & {"model", "any", "dataclass"})
-        self._nan_is_null = "ser_json_inf_nan" in kinds
+        kinds = schema_kinds(self._adapter)
+        # Instances of classes may have been changed since they were checked.
+        self._mutable = bool(kinds & {"model", "dataclass"})
+        # These have a configuration of their own, or none: infinities pass through them.
+        self._lenient = bool(kinds & {"model", "dataclass", "any"})
+        self._writes_null = "ser_json_inf_nan" in kinds
 
-    def of(self, hint: Any, *, binary: bool = False) -> "Codec":
+    def of(self, hint: Any, *, raw: bool = False) -> "Codec":
         """Return the codec of another type, with the same errors."""
         return Codec(
-            hint,
-            where=self._where,
-            invalid=self._invalid,
-            unparsable=self._unparsable,
-            binary=binary,
+            hint, where=self._where, invalid=self._invalid, unparsable=self._unparsable, raw=raw
         )
 
     def many(self) -> "Codec":
@@ -122,11 +103,10 @@ class Codec:
         try:
             return self._adapter.json_schema(mode=mode)
         except PydanticInvalidForJsonSchema as error:
-            raise SpecError(
-                f"{self._where}: {error.message}; give it a type with a JSON form"
-            ) from None
+            message = f"{error.message}; give it a type with a JSON form"
+            raise SpecError(f"{self._where}: {message}") from None
 
-    def default(self, value: Any, name: str) -> Any:
+    def default(self, name: str, value: Any) -> Any:
         """Return a key's default in its JSON form; raises whatever pydantic does."""
         document = self._serializer.to_python({name: value}, mode="json", warnings="error")
         return document[name]
@@ -146,47 +126,54 @@ class Codec:
         segments = payload.segments
         if payload.content_type != JSON:
             kind = body.media_type(payload.content_type)
-            if kind in (BINARY, NPY):
+            if kind in (BINARY, NPY) and kind in self._takes:
                 return self._read_raw(kind, segments[0])
-            segments = self._document(kind, segments)
+            segments = self.segments(payload)
         document = segments[0]
         if type(document) is not bytes:
             document = bytes(document)
         if internal:
             validator = self._validator
         else:
-            if b"NaN" in document or b"Infinity" in document:
-                body.refuse_nonfinite(document)
+            # `in` would try the text as an int first, which costs more than the search.
+            if document.find(b"NaN") >= 0 or document.find(b"Infinity") >= 0:
+                self._refuse_literals(document)
             validator = self._finite or self._build_finite()
         try:
             if len(segments) > 1:
                 value = validator.validate_json(document, context=segments)
             else:
                 value = validator.validate_json(document or self._empty)
-        except ValueError as error:
+        except ValidationError as error:
             self._refuse(error)
-        if self._unchecked and not internal and (path := body.overflow(document)) is not None:
+        if self._lenient and not internal and (path := body.overflow(document)) is not None:
             self._fail("Input should be a finite number", path, "finite_number")
         return value
 
-    def _document(self, kind: str, segments: Sequence[Buffer]) -> Sequence[Buffer]:
+    def segments(self, payload: Payload) -> Sequence[Buffer]:
+        """Return a payload as a JSON document with the segments behind it.
+
+        Raises:
+            CallError: `unparsable`, or `UnsupportedMedia`.
+        """
+        kind = body.media_type(payload.content_type)
         if kind == JSON:
-            return segments
+            return payload.segments
         if kind == MSGPACK:
-            return body.from_msgpack(segments[0])
+            try:
+                return body.from_msgpack(payload.segments[0])
+            except BadRequest as error:
+                raise self._unparsable(f"{self._where}: {error.message}", started=False) from None
         raise UnsupportedMedia(
             f"{self._where} takes {', '.join(self._takes)}, not {kind[:100]!r}", started=False
         )
 
     def _read_raw(self, kind: str, data: Buffer) -> Any:
-        if kind not in self._takes:
-            self._document(kind, ())
-        if self._array is None:
+        if self.binary == "bytes":
             return data if type(data) is bytes else bytes(data)
+        spec = cast("ArraySpec", self._hint)
         try:
-            if kind == NPY:
-                return self._array.own(tensor.read_npy(data))
-            return self._array.from_raw(data)
+            return spec.own(tensor.read_npy(data)) if kind == NPY else spec.from_raw(data)
         except tensor.ArrayError as error:
             self._fail(error.message, "", error.kind)
 
@@ -201,7 +188,7 @@ class Codec:
         """Return a payload that holds the value.
 
         Args:
-            value: Must be what the hint says; a mutated model is caught here, too.
+            value: Must be what the hint says; a model that was changed is checked again.
             accept: The caller's Accept header, or one media type.
             internal: For a service of the same app: JSON, with arrays and bytes as segments.
 
@@ -211,159 +198,84 @@ class Codec:
         kind = JSON if internal or accept == JSON else body.negotiate(accept, self._offers)
         try:
             value = self._validator.validate_python(value)
-        except ValueError as error:
-            self._refuse(error)
-        if kind in (BINARY, NPY):
-            return Payload(kind, (self._write_raw(kind, value),))
-        segments: list[Buffer] = [b""]
-        if internal or kind == MSGPACK:
-            document = self._dump(value, segments, internal=internal, tree=kind == MSGPACK)
+            if internal:
+                segments: list[Buffer] = [b""]
+                segments[0] = self._document(value, segments)
+                return Payload(JSON, segments)
+            if kind in (BINARY, NPY):
+                return Payload(kind, (self._write_raw(kind, value),))
             if kind == MSGPACK:
-                return Payload(MSGPACK, (body.to_msgpack(document, segments),))
-            segments[0] = document
-            return Payload(JSON, segments)
-        document = self._dump(value, None)
-        if b"NaN" in document or b"Infinity" in document:
+                segments = [b""]
+                tree = self._tree(value, segments)
+                return Payload(MSGPACK, (body.to_msgpack(tree, segments),))
+            document = self._document(value, None)
+        except ValidationError as error:
+            self._refuse(error)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            field = fields.of_serialization(error)
+            self._fail(field["message"], field["path"], field["type"])
+        if document.find(b"NaN") >= 0 or document.find(b"Infinity") >= 0:
             self._refuse_nonfinite(document)
         return Payload(JSON, (document,))
 
-    def _dump(
-        self,
-        value: Any,
-        segments: list[Buffer] | None,
-        *,
-        internal: bool = False,
-        tree: bool = False,
-    ) -> Any:
-        try:
-            if not self._models and not tree:
-                return self._serializer.to_json(value, context=segments, by_alias=True)
-            if self._nan_is_null and not internal and not tree:
-                return self._serializer.to_json(value, warnings="error", by_alias=True)
-            # A model's own config may write NaN as null; in Python's terms it stays NaN.
-            document = self._serializer.to_python(
-                value,
-                mode="json",
-                context=segments,
-                warnings="error",
-                by_alias=True,
-                round_trip=internal,
-            )
-            return document if tree else to_json(document, inf_nan_mode="constants")
-        except (ValueError, TypeError, RecursionError) as error:
-            self._fail(_first_line(error), "", "serialization")
+    def _document(self, value: Any, segments: list[Buffer] | None) -> bytes:
+        if not self._mutable:
+            return self._serializer.to_json(value, context=segments, by_alias=True)
+        if self._writes_null and segments is None:
+            return self._serializer.to_json(value, warnings="error", by_alias=True)
+        # By default a model writes NaN as null; as a tree it stays NaN.
+        tree = self._tree(value, segments, round_trip=segments is not None)
+        return to_json(tree, inf_nan_mode="constants")
+
+    def _tree(self, value: Any, segments: list[Buffer] | None, *, round_trip: bool = False) -> Any:
+        return self._serializer.to_python(
+            value,
+            mode="json",
+            context=segments,
+            warnings="error",
+            by_alias=True,
+            round_trip=round_trip,
+        )
 
     def _write_raw(self, kind: str, value: Any) -> Buffer:
-        if self._array is None:
+        if self.binary == "bytes":
             return cast("bytes", value)
-        array = self._array.check(value)
+        array = tensor.as_numpy(value)
         return tensor.write_npy(array) if kind == NPY else tensor.to_buffer(array)
 
     # ---- errors
+
+    def _refuse_literals(self, document: bytes) -> None:
+        try:
+            from_json(document, allow_inf_nan=False)
+        except ValueError as error:
+            message = f"{self._where}: invalid JSON, which has no NaN or Infinity: {error}"
+            raise self._unparsable(message, started=False) from None
 
     def _refuse_nonfinite(self, document: bytes) -> None:
         if (path := body.nonfinite(from_json(document))) is not None:
             self._fail("NaN and infinities have no JSON form", path, "finite_number")
 
-    def _refuse(self, error: ValueError) -> NoReturn:
-        if not isinstance(error, ValidationError):
-            raise error
-        details = error.errors(include_url=False, include_context=False)
-        if details[0]["type"] == "json_invalid":
-            message = f"{self._where}: {_lower(details[0]['msg'])}"
-            raise self._unparsable(message, started=False) from None
-        fields = [self._field(detail) for detail in details[:_MAX_FIELDS]]
-        first = fields[0]
-        more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-        raise self._invalid(
-            f"{self._where}: {first['path'] or 'the body'}: {first['message']}{more}",
-            fields=fields,
-            started=self._invalid is not InvalidInput,
-        ) from None
-
-    def _field(self, detail: Any) -> dict[str, Any]:
-        path, kind = detail["loc"], detail["type"]
-        message = detail["msg"][:200]
-        if kind == "extra_forbidden":
-            known = self._keys if len(path) == 1 else ()
-            message = f"unknown field.{suggest(str(path[-1])[:100], known)}"
-        elif kind != "missing" and not kind.startswith("array_"):
-            message += f", got {shorten(detail['input'])}"
-        return {"path": body.path_text(path), "message": message, "type": kind}
+    def _refuse(self, error: ValidationError) -> NoReturn:
+        if problem := fields.unparsable(error):
+            raise self._unparsable(f"{self._where}: {problem}", started=False) from None
+        wrong = fields.of_validation(error, self._keys)
+        self._raise(wrong, error.error_count())
 
     def _fail(self, message: str, path: str, kind: str) -> NoReturn:
+        self._raise([{"path": path, "message": message, "type": kind}], 1)
+
+    def _raise(self, wrong: list[fields.Field], count: int) -> NoReturn:
+        first = wrong[0]
+        more = f" (and {count - 1} more)" if count > 1 else ""
         raise self._invalid(
-            f"{self._where}: {path or 'the body'}: {message}",
-            fields=[{"path": path, "message": message, "type": kind}],
+            f"{self._where}: {first['path'] or 'the body'}: {first['message']}{more}",
+            fields=wrong,
             started=self._invalid is not InvalidInput,
         ) from None
 
 
-_RAW: dict[Binary, tuple[str, ...]] = {"": (), "array": (BINARY, NPY), "bytes": (BINARY,)}
-
-
-def build(hint: Any, *, where: str, finite: bool = False) -> TypeAdapter[Any]:
-    """Let pydantic build a type.
-
-    Args:
-        hint: The type, with arrays and bytes marked.
-        where: `Service.method(param)`, for messages.
-        finite: Refuse NaN and infinities.
-
-    Raises:
-        SpecError: It can't; says why and, where known, how to fix it.
-    """
-    config: ConfigDict = {**_STRICT, "allow_inf_nan": not finite}
-    try:
-        # Behind an alias, because pydantic takes no config beside a dataclass or TypedDict.
-        adapter: TypeAdapter[Any] = TypeAdapter(_alias("Body", hint), config=config)
-        _ = adapter.core_schema
-    except NameError as error:
-        raise SpecError(f"{where}: the hint {error.name!r} can't be resolved") from None
-    except (PydanticUserError, TypeError) as error:
-        text = str(error)
-        if "typing_extensions.TypedDict" in text:
-            text = "before Python 3.12 import TypedDict from typing_extensions, not from typing"
-        elif "arbitrary_types_allowed" in text:
-            text = f"{text.partition('. ')[0]}; use builtins, dataclasses, pydantic models or Array"
-        raise SpecError(f"{where}: {text.splitlines()[0]}") from None
-    return adapter
-
-
-_alias: Any = TypeAliasType
-
-
-def _kinds(schema: Any) -> Iterator[str]:
-    """Yield every type of schema inside of one, and a mark for each model that opts into null."""
-    stack = [schema]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            table = cast("dict[str, Any]", node)
-            if isinstance(kind := table.get("type"), str):
-                yield kind
-                if kind == "model" and "ser_json_inf_nan" in table.get("config", {}):
-                    yield "ser_json_inf_nan"
-            stack.extend(table.values())
-        elif isinstance(node, list | tuple):
-            stack.extend(cast("list[Any]", node))
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
-_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 3, 3
-
-
-def shorten(value: object) -> str:
-    """Return a value's repr in at most 100 characters, without making a longer one first."""
-    text = _SHORT.repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:200]
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _binary(hint: Any) -> Binary:
+    if isinstance(hint, ArraySpec):
+        return "array" if hint.dtype else ""
+    return "bytes" if any(isinstance(m, BytesSpec) for m in get_args(hint)) else ""

@@ -27,8 +27,10 @@ RESERVED = frozenset(
 )
 """Routes that every app has."""
 
+ROUTE = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.~:@-]+)+")
+"""Routes as authors may write them: no parameters, no `..`, nothing that needs quoting."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
-_PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.~:@-]+)+")
 
 ATTRIBUTE = "__servekit_service__"
 """Where a class keeps its definition."""
@@ -143,7 +145,7 @@ class ServiceDefinition:
                 f"{self.where}: name={self.name!r}; a name has up to 63 letters, digits, "
                 "'_' and '-', and starts with a letter"
             )
-        if self.prefix and _PREFIX.fullmatch(self.prefix) is None:
+        if self.prefix and ROUTE.fullmatch(self.prefix) is None:
             raise SpecError(
                 f"{self.where}: prefix={self.prefix!r}; a prefix looks like '/search': it starts "
                 "with '/' and doesn't end with one. The root's is ''"

@@ -1,16 +1,15 @@
 """What a decorated method's own code says: its form and parameters, and whether it can work."""
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_origin
 
 from servekit.errors import SpecError
+from servekit.spec.definition import ROUTE
 from servekit.spec.lifecycle import hook_of
 from servekit.spec.place import place
 
-_PATH = re.compile(r"/|(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.~:@-]+)+")
 _ASYNC_ITERATORS = {"AsyncIterator", "AsyncGenerator"}
 _ITERATORS = {"Iterator", "Generator"} | _ASYNC_ITERATORS
 
@@ -81,7 +80,7 @@ class Method:
 
     def path(self, path: str | None) -> str:
         """Check a route below the prefix; "" stands for `/{method name}`."""
-        if path is not None and _PATH.fullmatch(path) is None:
+        if path not in (None, "/") and ROUTE.fullmatch(path) is None:
             raise SpecError(
                 f"{self.where}: path={path!r}; a path looks like '/v1/generate': it starts with "
                 "'/', doesn't end with one, and has no parameters"

@@ -7,8 +7,8 @@ service, and the typed client, do the reverse with the same two objects.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, NotRequired
 
-from servekit.core.call import BINARY, JSON, MSGPACK, NPY, Payload
-from servekit.errors import InvalidInput, InvalidOutput
+from servekit.core.call import BINARY, JSON, NPY, Payload
+from servekit.errors import InvalidInput, InvalidOutput, SpecError
 from servekit.spec import body
 from servekit.spec.array import ArraySpec
 from servekit.spec.segment import KEY
@@ -40,16 +40,20 @@ class InputSchema:
         self._body = signature.body
         self._names = tuple(p.name for p in params)
         self._positional = tuple(p.name for p in params if not p.keyword_only)
-        hint = params[0].hint if self._body else _keyword_hint(params, where)
-        self._codec = Codec(
-            hint,
-            where=where,
-            invalid=InvalidInput,
-            binary=self._body,
-            keys=self._names,
-            empty=b"" if self._body else b"{}",
-        )
+        hint = params[0].hint if self._body else _keyword_hint(params)
         self._hint = hint
+        try:
+            self._codec = Codec(
+                hint,
+                where=where,
+                invalid=InvalidInput,
+                raw=self._body,
+                keys=self._names,
+                empty=b"" if self._body else b"{}",
+            )
+        except SpecError:
+            _find_culprit(params, where)
+            raise
         self._many: Codec | None = None
         self._stacked: Codec | None = None
         self.binary: Binary = self._codec.binary
@@ -62,7 +66,7 @@ class InputSchema:
         for param in self._params:
             if not param.required:
                 try:
-                    default = self._codec.default(param.default, param.name)
+                    default = self._codec.default(param.name, param.default)
                 except Exception:  # noqa: BLE001, S112  (a default without a JSON form is legal)
                     continue
                 self.json_schema["properties"][param.name]["default"] = default
@@ -91,15 +95,14 @@ class InputSchema:
         Raises:
             CallError: As for `decode`; the path starts with the item's index.
         """
-        segments = payload.segments
         kind = body.media_type(payload.content_type)
-        if kind == MSGPACK:
-            segments = body.from_msgpack(segments[0])
+        if isinstance(self._hint, ArraySpec):
+            if kind in (BINARY, NPY):
+                return self._decode_stacked(self._hint, payload, internal=internal)
+            segments = self._codec.segments(payload)
             payload = Payload(JSON, segments)
-        if isinstance(self._hint, ArraySpec) and (
-            kind in (BINARY, NPY) or (len(segments) > 1 and bytes(segments[0][:22]) == _STAND_IN)
-        ):
-            return self._decode_stacked(self._hint, payload, internal=internal)
+            if len(segments) > 1 and bytes(segments[0][: len(_STAND_IN)]) == _STAND_IN:
+                return self._decode_stacked(self._hint, payload, internal=internal)
         if self._many is None:
             self._many = self._codec.many()
         values = self._many.read(payload, internal=internal)
@@ -109,7 +112,7 @@ class InputSchema:
         self, spec: ArraySpec, payload: Payload, *, internal: bool
     ) -> list[Arguments]:
         if self._stacked is None:
-            self._stacked = self._codec.of(spec.stacked(), binary=True)
+            self._stacked = self._codec.of(spec.stacked(), raw=True)
         stacked = self._stacked.read(payload, internal=internal)
         if not stacked.ndim:
             raise InvalidInput(f"{self._where}: wanted a batch of arrays, got one scalar")
@@ -167,7 +170,7 @@ class OutputSchema:
             where=signature.where,
             invalid=InvalidOutput,
             unparsable=InvalidOutput,
-            binary=True,
+            raw=True,
             stream=signature.stream,
         )
         self.binary: Binary = self._codec.binary
@@ -214,14 +217,17 @@ def endpoint_schemas(
     return InputSchema(signature), OutputSchema(signature)
 
 
-def _keyword_hint(params: Sequence[Param], where: str) -> Any:
+def _keyword_hint(params: Sequence[Param]) -> Any:
     """Return the type of the JSON object whose keys are the parameters."""
     from typing_extensions import TypedDict  # noqa: PLC0415
 
-    from servekit.spec.codec import build  # noqa: PLC0415
-
     make: Any = TypedDict
-    fields = {p.name: p.hint if p.required else NotRequired[p.hint] for p in params}
+    return make("Body", {p.name: p.hint if p.required else NotRequired[p.hint] for p in params})
+
+
+def _find_culprit(params: Sequence[Param], where: str) -> None:
+    """Raise the SpecError of the first parameter that pydantic can't build, naming it."""
+    from servekit.spec.adapter import build  # noqa: PLC0415
+
     for param in params:
         build(param.hint, where=f"{where}({param.name})")
-    return make("Body", fields)

@@ -40,6 +40,7 @@ BatchShape: TypeAlias = Literal["list", "axis"]
 
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator, Iterator, Generator, Iterable)
 _BATCHES = (list, Sequence)
+_UNIONS: tuple[Any, ...] = (Union, types.UnionType)
 _REQUIRED = inspect.Parameter.empty
 
 
@@ -191,7 +192,7 @@ def _item(hint: Any, place: str) -> Any:
 
 
 def _without_item_error(hint: Any) -> Any:
-    if get_origin(hint) not in (Union, types.UnionType):
+    if get_origin(hint) not in _UNIONS:
         return hint
     return Union[tuple(arg for arg in get_args(hint) if arg is not ItemError)]  # noqa: UP007
 
@@ -215,7 +216,8 @@ def _mark(hint: Any) -> Any:
         return Annotated[bytes, BytesSpec()]
     if (spec := spec_of(hint)) is not None:
         return spec
-    origin, args = get_origin(hint), get_args(hint)
+    origin: Any = get_origin(hint)
+    args = get_args(hint)
     if origin is None or origin is Literal or not args:
         return hint
     if origin is Annotated:
@@ -225,8 +227,10 @@ def _mark(hint: Any) -> Any:
             metadata = [m for m in metadata if not isinstance(m, ArraySpec)]
         marked = _mark(base)
         return Annotated[(marked, *metadata)] if metadata else marked
+    if origin in _UNIONS and bytes in args and str in args:
+        raise SpecError("bytes | str can't be told apart in JSON; take one of them")
     marked_args = tuple(_mark(arg) if _is_hint(arg) else arg for arg in args)
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         return Union[marked_args]  # noqa: UP007
     if marked_args != args:
         copy_with = getattr(hint, "copy_with", None)
@@ -253,13 +257,4 @@ def _annotated_spec(hint: Any) -> ArraySpec | None:
         return None
     base, *metadata = get_args(hint)
     spec = next((m for m in metadata if isinstance(m, ArraySpec)), None)
-    if spec is None:
-        return None
-    declared = spec_of(base)
-    if declared is None:
-        raise SpecError(f"Array[...] describes an array, but the type is {base!r}")
-    if declared.dtype and spec.dtype and declared.dtype != spec.dtype:
-        raise SpecError(
-            f"the array is {declared.dtype} by its type, but {spec.dtype} by Array[...]"
-        )
-    return replace(spec, dtype=spec.dtype or declared.dtype, library=declared.library)
+    return None if spec is None else spec.narrowed(base)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from servekit.core.call import Buffer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 AnyArray: TypeAlias = "NDArray[Any]"
+Library: TypeAlias = Literal["numpy", "torch"]
 
 ITEM_BYTES = {
     "bool": 1,
@@ -46,16 +47,22 @@ class ArrayError(ValueError):
         self.path = tuple(path)
 
 
-def is_array(value: object) -> bool:
-    """Whether it is a numpy array or scalar; never imports numpy to find out."""
-    np = sys.modules.get("numpy")
-    return np is not None and isinstance(value, (np.ndarray, np.generic))
+def layout(value: object, library: Library) -> tuple[str, tuple[int, ...]] | None:
+    """Return dtype and shape of the library's array; None if the value isn't one.
 
-
-def is_tensor(value: object) -> bool:
-    """Whether it is a torch tensor; never imports torch to find out."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    Never imports the library to find out, and moves nothing off a device.
+    """
+    module: Any = sys.modules.get(library)
+    if module is None:
+        return None
+    array = cast("Any", value)
+    if library == "torch":
+        if not isinstance(value, module.Tensor):
+            return None
+        return str(array.dtype).removeprefix("torch."), tuple(array.shape)
+    if not isinstance(value, (module.ndarray, module.generic)):
+        return None
+    return dtype_name(array.dtype), array.shape
 
 
 @lru_cache(maxsize=64)
@@ -77,18 +84,9 @@ def as_tensor(array: "AnyArray") -> Any:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def from_tensor(tensor: Any) -> "AnyArray":
-    """Return a torch tensor as an array, from whatever device it is on.
-
-    Raises:
-        ArrayError: numpy has no such dtype (`bfloat16`).
-    """
-    try:
-        array: AnyArray = tensor.detach().cpu().numpy()
-    except TypeError:
-        raise ArrayError(
-            "array_dtype", f"a {tensor.dtype} tensor can't travel; convert it with .float()"
-        ) from None
+def as_numpy(value: Any) -> "AnyArray":
+    """Return an array as numpy's own; a torch tensor comes from whatever device it is on."""
+    array: AnyArray = value.detach().cpu().numpy() if hasattr(value, "detach") else value
     return array
 
 
@@ -137,10 +135,11 @@ def from_lists(value: Any, dtype: str) -> "AnyArray":
     """
     import numpy as np  # noqa: PLC0415
 
-    rank, leaf = 0, value
-    while type(leaf) is list:
+    rank = 0
+    leaf: Any = value
+    while isinstance(leaf, list):
         rank += 1
-        leaf = cast("list[Any]", leaf)[0] if leaf else None
+        leaf = cast("Sequence[Any]", leaf)[0] if leaf else None
     if rank > MAX_RANK:
         raise ArrayError("array_shape", f"nested deeper than {MAX_RANK} lists")
     checked: Any = _elements(dtype or ("bool" if leaf is True or leaf is False else ""), rank)
@@ -148,7 +147,7 @@ def from_lists(value: Any, dtype: str) -> "AnyArray":
     try:
         with np.errstate(over="ignore"):
             # Without a dtype the original is read, where ints are still ints.
-            array: AnyArray = np.array(checked if dtype else value, np.dtype(dtype or None))
+            array: AnyArray = np.array(checked if dtype else value, dtype or None)
     except ValueError:
         raise _ragged(value) from None
     if not dtype and array.size == 0:
@@ -224,8 +223,7 @@ def read_npy(data: Buffer) -> "AnyArray":
     if dtype.name not in ITEM_BYTES:
         raise ArrayError("array_dtype", f"a .npy file of dtype {dtype.name[:20]!r} can't be read")
     body = view[file.tell() :]
-    if len(shape) <= MAX_RANK and all(size >= 0 for size in shape) and dtype.byteorder == ">":
-        body = memoryview(bytes(body[: len(body) // dtype.itemsize * dtype.itemsize]))
+    if dtype.byteorder == ">" and len(body) % dtype.itemsize == 0:
         body = to_buffer(np.frombuffer(body, dtype))
     array = from_buffer(body, dtype.name, shape[::-1] if fortran else shape)
     return array.T if fortran else array

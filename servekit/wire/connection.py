@@ -127,6 +127,11 @@ class Connection(asyncio.BufferedProtocol):
         """Calls and streams made from here that have not ended."""
         return len(self._pending) + len(self._incoming)
 
+    @property
+    def usable(self) -> bool:
+        """Whether new calls may be made."""
+        return not (self.draining or self.lost.done())
+
     async def greeted(self) -> None:
         """Wait until both sides have introduced (and proved) themselves.
 
@@ -142,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
             CallError: As the peer answered; `ReplicaLost` when the connection ended,
                 `DeadlineExceeded` when the call's deadline passed first.
         """
-        if self.draining or self.lost.done():
+        if not self.usable:
             raise ReplicaLost("the connection to the replica has ended", started=False)
         remaining = None
         if call.deadline is not None and (remaining := call.deadline - now()) <= 0:
@@ -257,9 +262,12 @@ class Connection(asyncio.BufferedProtocol):
             self._greeted.set_exception(WireError("the peer closed the connection"))
         self._greeted.exception()  # nobody has to be waiting for it
         error = ReplicaLost(f"the connection to replica {self.peer.replica or '?'} was lost")
-        for waiter in (*self._pending.values(), *self._pings.values()):
-            if not waiter.done():
-                waiter.set_exception(error)
+        for reply in self._pending.values():
+            if not reply.done():
+                reply.set_exception(error)
+        for pong in self._pings.values():
+            if not pong.done():
+                pong.set_exception(error)
         for stream in list(self._incoming.values()):
             stream.end(error)
         for task in list(self._serving.values()):
@@ -436,7 +444,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send_error(id_, error)
         except asyncio.CancelledError:
             self._send_error(id_, Cancelled("the call was cancelled"))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (the last boundary before the wire)
             _log.exception("call failed", request_id=call.request_id)
             self._send_error(id_, ExecutionError(f"internal error: {type(error).__name__}"))
         finally:

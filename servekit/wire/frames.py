@@ -29,7 +29,7 @@ PROTOCOL = 1
 
 _PREFIX = struct.Struct("<IIBBH")
 _SIZE = struct.Struct("<I")
-_TABLES = tuple(struct.Struct(f"<{n}I") for n in range(256))
+_TABLES = [struct.Struct(f"<{n}I") for n in range(256)]
 _PADDING = tuple(bytes(n) for n in range(8))
 _MAX_HEADER = 0xFFFF
 LARGE = 64 * 1024
@@ -112,7 +112,9 @@ class Frame(NamedTuple):
     segments: list[Buffer]
 
 
-def encode(kind: int, id_: int, header: bytes = b"", segments: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode(
+    kind: int, id_: int, header: bytes = b"", segments: Sequence[Buffer] = ()
+) -> list[Buffer]:
     """Return the buffers that make up one frame; all small parts are joined into one.
 
     Raises:
@@ -148,7 +150,9 @@ def encode(kind: int, id_: int, header: bytes = b"", segments: Sequence[Buffer] 
         at += padding + size
     if at > 0xFFFFFFFF:
         raise WireError(f"frame of {at} bytes is over 4 GiB")
-    head = _PREFIX.pack(at - 4, id_, kind, count, header_size) + header + _TABLES[count].pack(*sizes)
+    head = (
+        _PREFIX.pack(at - 4, id_, kind, count, header_size) + header + _TABLES[count].pack(*sizes)
+    )
     return [b"".join((head, *body))] if at < LARGE else [head, *body]
 
 
@@ -220,7 +224,8 @@ class FrameReader:
 
     @staticmethod
     def _parse(view: memoryview, start: int, total: int, *, copy: bool) -> Frame:
-        _, id_, kind, count, header_size = _PREFIX.unpack_from(view, start)
+        prefix: tuple[int, int, int, int, int] = _PREFIX.unpack_from(view, start)
+        _, id_, kind, count, header_size = prefix
         end = start + total
         at = start + 12 + header_size
         header = bytes(view[start + 12 : at])
@@ -230,7 +235,7 @@ class FrameReader:
             return Frame(kind, id_, header, [])
         if at + 4 * count > end:
             raise WireError("frame ends within its segment table")
-        sizes = _TABLES[count].unpack_from(view, at)
+        sizes: tuple[int, ...] = _TABLES[count].unpack_from(view, at)
         at += 4 * count
         segments: list[Buffer] = []
         for size in sizes:

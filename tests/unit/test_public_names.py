@@ -17,7 +17,7 @@ NAMES = {
     # types and settings
     "Array", "Autoscale", "Item", "ItemError", "Limits",
     # use
-    "Client", "connect", "context", "local",
+    "AsyncClient", "Client", "connect", "context", "local",
 }  # fmt: skip
 
 HEAVY = {
@@ -42,7 +42,7 @@ def test_nothing_else_leaks_in() -> None:
 
 
 def test_public_things_are_documented() -> None:
-    lazy = {"Client", "connect", "local"}
+    lazy = {"AsyncClient", "Client", "connect", "local"}
     for name in NAMES - lazy - {"__version__"}:
         assert inspect.getdoc(getattr(servekit, name)), name
 

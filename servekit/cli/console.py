@@ -1,0 +1,168 @@
+"""What the verbs print: errors on stderr, tables, and the spinners of services that load.
+
+For a terminal it is coloured, by rich, which is imported only then; for a pipe or a file it is the
+same text without colour and movement.
+"""
+
+import asyncio
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
+
+import servekit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Line: TypeAlias = Sequence[tuple[str, str]]
+"""Pieces of a line: text and its rich style."""
+
+_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_FRAME_S: Final = 0.08
+_FRAME: Final = re.compile(r'  File "(?P<file>[^"]+)", line \d+')
+_OURS: Final = (f"{Path(servekit.__file__).parent}{os.sep}", "<frozen importlib", os.path.dirname(os.__file__) + "/importlib/")  # noqa: PTH120
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Return whether a person looks at a stream (stdout by default)."""
+    stream = sys.stdout if stream is None else stream
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def fail(message: str, *, hint: str = "") -> None:
+    """Write what went wrong to stderr, the short of it first.
+
+    Args:
+        message: One line; a traceback may follow after an empty line.
+        hint: What to do next.
+    """
+    head, _, rest = message.partition("\n")
+    write([("error: ", "bold red"), (head, "")], stream=sys.stderr)
+    if rest.strip():
+        print(f"\n{trimmed(rest.strip(chr(10)))}", file=sys.stderr)  # noqa: T201
+    if hint:
+        write([(hint, "dim")], stream=sys.stderr)
+
+
+def write(*lines: Line, stream: TextIO | None = None) -> None:
+    """Write lines, in colour where somebody sees it; long ones wrap by themselves."""
+    stream = sys.stdout if stream is None else stream
+    stream.write("".join(f"{text}\n" for text in _rendered(lines, stream)))
+    stream.flush()
+
+
+def rows(table: Sequence[Line], *, indent: str = "") -> Iterator[Line]:
+    """Yield lines with cells padded to columns; the last cell of a line is left as it is."""
+    columns = max((len(row) for row in table), default=0)
+    widths = [
+        max((len(row[index][0]) for row in table if index < len(row) - 1), default=0)
+        for index in range(columns)
+    ]
+    for row in table:
+        last = len(row) - 1
+        line = [(indent, "")]
+        for index, (text, style) in enumerate(row):
+            line.append((text, style))
+            if index < last:
+                line.append((" " * (widths[index] - len(text) + 2), ""))
+        yield line
+
+
+def trimmed(trace: str) -> str:
+    """Return a traceback without the frames of servekit and of Python's import machinery.
+
+    They stand between the author and the line that matters. A traceback that has no other frames
+    is left as it is: then the fault is ours.
+    """
+    kept: list[str] = []
+    frames = others = 0
+    is_ours = False
+    for line in trace.splitlines():
+        if found := _FRAME.match(line):
+            frames += 1
+            is_ours = found["file"].startswith(_OURS)
+            others += not is_ours
+        elif not line.startswith("    "):
+            is_ours = False
+        if not is_ours:
+            kept.append(line)
+    return "\n".join(kept) if others or not frames else trace
+
+
+def _rendered(lines: Sequence[Line], stream: TextIO, *, width: int | None = None) -> list[str]:
+    """Return lines as text for a stream; a width cuts them there."""
+    if not is_terminal(stream):
+        return ["".join(text for text, _ in line) for line in lines]
+    from rich.text import Text  # noqa: PLC0415
+
+    console = _console(stream)
+    rendered: list[str] = []
+    for line in lines:
+        text = Text.assemble(*line)
+        if width is not None:
+            text.truncate(width, overflow="ellipsis")
+        with console.capture() as capture:
+            console.print(text, soft_wrap=True, highlight=False, end="")
+        rendered.append(capture.get())
+    return rendered
+
+
+def _console(stream: TextIO) -> "Console":
+    from rich.console import Console  # noqa: PLC0415
+
+    return Console(file=stream)
+
+
+class Spinner:
+    """Lines that move while something goes on, below all that others write meanwhile.
+
+    They are drawn below the cursor, which stays on an empty line above them. So a log line of this
+    or of another process lands there, whole, and the next frame draws the lines anew below it.
+
+    Args:
+        lines: Returns the lines of now; gets the frame's mark.
+    """
+
+    def __init__(self, lines: Callable[[str], Sequence[Line]]) -> None:
+        self._lines = lines
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        sys.stdout.write("\x1b[?25l")
+        self._draw()
+
+    def _draw(self) -> None:
+        mark = _FRAMES[int(time.monotonic() / _FRAME_S) % len(_FRAMES)]
+        width = os.get_terminal_size(sys.stdout.fileno()).columns - 1
+        lines = _rendered(self._lines(mark), sys.stdout, width=width)
+        text = "".join(f"\n{line}" for line in lines)
+        sys.stdout.write(f"\r\x1b[J{text}\x1b[{len(lines)}A\r")
+        sys.stdout.flush()
+        self._timer = self._loop.call_later(_FRAME_S, self._draw)
+
+    def close(self) -> None:
+        """Take the lines away."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            sys.stdout.write("\r\x1b[J\x1b[?25h")
+            sys.stdout.flush()
+
+
+def print_json(document: bytes) -> None:
+    """Print a JSON document, indented."""
+    import msgspec  # noqa: PLC0415
+
+    text = msgspec.json.format(document, indent=2).decode()
+    if is_terminal():
+        from rich.highlighter import JSONHighlighter  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        coloured = Text(text)
+        JSONHighlighter().highlight(coloured)
+        _console(sys.stdout).print(coloured, soft_wrap=True)
+    else:
+        print(text)  # noqa: T201

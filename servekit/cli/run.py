@@ -1,0 +1,226 @@
+"""`servekit serve` and `servekit dev`: an app on this machine, until a signal ends it."""
+
+import logging
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from servekit.cli.console import Line, Spinner, is_terminal, rows, write
+from servekit.settings import Settings
+
+if TYPE_CHECKING:
+    from servekit.engine.control import ServiceStatus
+    from servekit.engine.supervisor import Supervisor
+    from servekit.spec.app import AppSpec
+
+Target = Annotated[
+    str, typer.Argument(metavar="APP", help="Import string or file: app:Search, app.py, app.py:Search.")
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; else 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one, else 3000.")]
+LogFormat = Annotated[
+    str | None, typer.Option(metavar="console|json", help="Log lines for people, or JSON objects.")
+]
+LogLevel = Annotated[
+    str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical.")
+]
+DrainS = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Longest wait for running calls at the end."),
+]
+
+
+def serve(
+    target: Target,
+    *,
+    host: Host = None,
+    port: Port = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+    drain_s: DrainS = None,
+) -> None:
+    """Serve an app on this machine, for production.
+
+    Ctrl-C or SIGTERM lets running calls finish, then ends everything. Options that are not given
+    come from SERVEKIT_* variables, servekit.toml, and pyproject.toml's tool.servekit table.
+    """
+    _run(
+        target,
+        Settings.load(
+            host=host, port=port, log_format=log_format, log_level=log_level, drain_s=drain_s
+        ),
+        dev=False,
+    )
+
+
+def dev(
+    target: Target,
+    *,
+    host: Host = None,
+    port: Port = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+    drain_s: DrainS = None,
+) -> None:
+    """Serve an app while you work on it.
+
+    Saving a file reloads what it changed, without losing calls; a playground tries endpoints.
+    """
+    _run(
+        target,
+        Settings.load(
+            host=host, port=port, log_format=log_format, log_level=log_level, drain_s=drain_s
+        ),
+        dev=True,
+    )
+
+
+def _run(target: str, settings: Settings, *, dev: bool) -> None:
+    import uvloop  # noqa: PLC0415
+
+    from servekit.engine.local import serve  # noqa: PLC0415
+
+    show = _Show(target, settings, dev=dev)
+
+    async def main() -> None:
+        try:
+            await serve(
+                target,
+                settings,
+                dev=dev,
+                on_loading=show.loading,
+                on_starting=show.starting,
+                on_ready=show.ready,
+                on_ending=show.ending,
+            )
+        finally:
+            show.close()
+
+    uvloop.run(main())
+    show.ended()
+
+
+class _Show:
+    """What a person sees of a running app."""
+
+    def __init__(self, target: str, settings: Settings, *, dev: bool) -> None:
+        from servekit.core.call import now  # noqa: PLC0415
+
+        self._target = target
+        self._settings = settings
+        self._dev = dev
+        self._now = now
+        self._began = now()
+        self._ready_after_s: dict[str, float] = {}
+        self._spinner: Spinner | None = None
+        self._supervisor: Supervisor | None = None
+        self._was_ready = False
+
+    def loading(self) -> None:
+        from servekit.observe import log  # noqa: PLC0415
+
+        log.configure(self._settings.log_format, self._settings.log_level, "supervisor")
+        if is_terminal():
+            # What these events say is on the screen already.
+            logging.getLogger("servekit.supervisor").addFilter(self._is_news)
+            self._spinner = Spinner(self._lines)
+
+    def starting(self, supervisor: "Supervisor") -> None:
+        self._supervisor = supervisor
+        self._began = self._now()
+
+    def ready(self, supervisor: "Supervisor") -> None:
+        lines = self._lines("")
+        self.close()
+        self._was_ready = True
+        banner = _banner(supervisor.url, supervisor.app, self._settings, dev=self._dev)
+        if is_terminal():
+            write(*lines, [], *banner, [])
+        else:
+            write(*banner)
+
+    def ending(self) -> None:
+        if is_terminal():
+            text = f"running calls have {self._settings.drain_s:g} s to finish; Ctrl-C ends them now"
+            write([], [("stopping  ", "bold"), (text, "dim")])
+
+    def ended(self) -> None:
+        if self._was_ready and is_terminal():
+            write([("stopped", "bold")])
+
+    def close(self) -> None:
+        if self._spinner is not None:
+            self._spinner.close()
+            self._spinner = None
+            logging.getLogger("servekit.supervisor").removeFilter(self._is_news)
+
+    @staticmethod
+    def _is_news(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO
+
+    def _lines(self, mark: str) -> list[Line]:
+        if self._supervisor is None:
+            return [[(f"{mark}  ", "cyan"), (self._target, "bold"), ("  loading", "dim")]]
+        elapsed = self._now() - self._began
+        table = [
+            self._row(service, mark, elapsed) for service in self._supervisor.status().services
+        ]
+        return list(rows(table))
+
+    def _row(self, service: "ServiceStatus", mark: str, elapsed: float) -> Line:
+        name = (service.name, "bold")
+        if not service.desired:
+            return [("○", "dim"), name, ("asleep until its first call", "dim")]
+        count = f"{service.desired} replicas" if service.desired > 1 else ""
+        ready = sum(replica.state == "ready" for replica in service.replicas)
+        if ready >= service.desired:
+            took = self._ready_after_s.setdefault(service.name, elapsed)
+            return [("✓", "green"), name, ("ready", ""), (f"{took:.1f} s", "dim"), (count, "dim")]
+        warm = any(replica.state == "warming" for replica in service.replicas)
+        state = ("warming" if warm else "loading", "")
+        count = f"{ready} of {count}" if count else ""
+        return [(mark, "cyan"), name, state, (f"{elapsed:.1f} s", "dim"), (count, "dim")]
+
+
+def _banner(url: str, app: "AppSpec", settings: Settings, *, dev: bool) -> list[Line]:
+    """Return what to know of a running app: where it is, its routes, its pages."""
+    here, *elsewhere = _urls(url, settings.host)
+    pages = [("docs", "/docs")] + ([("playground", "/playground")] if dev else [])
+    routes = rows(list(_routes(app)), indent="    ")
+    end = "saving a file reloads it, Ctrl-C stops it" if dev else "Ctrl-C stops it"
+    return [
+        [("serving ", ""), (app.root, "bold"), (" at ", ""), (here, "bold cyan")],
+        *([("    also at ", "dim"), (other, "cyan")] for other in elsewhere),
+        *routes,
+        *rows([[(name, "dim"), (here + path, "cyan")] for name, path in pages]),
+        *([[(end, "dim")]] if is_terminal() else []),
+    ]
+
+
+def _urls(url: str, host: str) -> list[str]:
+    """Return where people reach the gateway; the address of all interfaces is none for them."""
+    if host not in ("0.0.0.0", "::"):  # noqa: S104
+        return [url]
+    port = url.rpartition(":")[2]
+    return [f"http://{name}:{port}" for name in ("127.0.0.1", socket.gethostname())]
+
+
+def _routes(app: "AppSpec") -> Iterator[Line]:
+    for service in reversed(app.services):
+        if service.prefix is None:
+            continue
+        for endpoint in service.endpoints:
+            if endpoint.internal:
+                continue
+            path = service.prefix.rstrip("/") + endpoint.path.rstrip("/") or "/"
+            facts = {"stream": "streams", "unary": ""}.get(endpoint.kind, "")
+            if endpoint.batch is not None:
+                facts = f"batched ≤{endpoint.batch.max_size}"
+            yield [
+                (endpoint.method, "dim"),
+                (path, ""),
+                (f"{service.name}.{endpoint.name}", "dim"),
+                (facts, "dim"),
+            ]

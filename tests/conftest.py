@@ -1,0 +1,70 @@
+"""What all tests share: Hypothesis settings, coroutine tests on a watched loop, and waiting."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run, and no verdict by the clock of a busy machine.
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci")
+
+GIVE_UP_S = 30.0
+"""After which a test that waits for something has failed; none comes near."""
+
+
+async def _watched(test: Awaitable[None]) -> None:
+    """Run a test; whatever its loop complains about, or leaves running, fails it."""
+    loop = asyncio.get_running_loop()
+    complaints: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    async with asyncio.timeout(GIVE_UP_S):
+        await test
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not complaints
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, "tasks outlived the test"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run coroutine functions on a loop of their own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    asyncio.run(_watched(pyfuncitem.obj(**arguments)))
+    return True
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], Any]], Awaitable[None]]:
+    """Return `await until(condition)`: gives the loop turns, and threads time, until it holds."""
+
+    async def wait(condition: Callable[[], Any]) -> None:
+        for turn in range(1_000_000):
+            if condition():
+                return
+            await asyncio.sleep(0 if turn < 50 else 0.001)
+
+    return wait
+
+
+@pytest.fixture
+def until_sync() -> Callable[[Callable[[], Any]], None]:
+    """Return `until_sync(condition)`, for tests that run on no loop."""
+
+    def wait(condition: Callable[[], Any]) -> None:
+        give_up = time.monotonic() + GIVE_UP_S
+        while not condition():
+            assert time.monotonic() < give_up, "waited in vain"
+            time.sleep(0.001)
+
+    return wait
