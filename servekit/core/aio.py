@@ -46,9 +46,8 @@ class Deadlines:
     def discard(self, key: tuple[int, int]) -> None:
         """Forget a deadline; one that has fired, or was discarded before, is no error."""
         tick, id_ = key
-        bucket = self._buckets.get(tick)
-        if bucket is not None and bucket.pop(id_, None) is not None and not bucket:
-            del self._buckets[tick]
+        if (bucket := self._buckets.get(tick)) is not None:
+            bucket.pop(id_, None)  # an empty bucket stays: the next call soon has the same tick
 
     def __len__(self) -> int:
         return sum(len(bucket) for bucket in self._buckets.values())
@@ -70,8 +69,8 @@ class Deadlines:
         self._timer, self._armed = None, math.inf
         current = math.floor(now() / self._tick_s)
         due: list[Callable[[], None]] = []
-        while self._ticks and (self._ticks[0] <= current or self._ticks[0] not in self._buckets):
-            due.extend(self._buckets.pop(heapq.heappop(self._ticks), {}).values())
+        while self._ticks and (self._ticks[0] <= current or not self._buckets[self._ticks[0]]):
+            due.extend(self._buckets.pop(heapq.heappop(self._ticks)).values())
         if self._ticks:
             self._arm(self._ticks[0])
         for callback in due:
@@ -101,7 +100,7 @@ class Tasks:
     async def close(self) -> None:
         """Cancel what still runs and wait until it has ended."""
         current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := [task for task in self._tasks if task is not current]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,7 +6,7 @@ A batch serves many calls at once, so it has no current one: there `Item.ctx` br
 
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -35,7 +35,8 @@ class Headers(Mapping[str, str]):
         if table is None:
             table = {}
             if len(self._encoded):
-                for name, value in msgspec.msgpack.decode(self._encoded, type=list[_Header]):
+                pairs: list[tuple[_Text, _Text]] = msgspec.msgpack.decode(self._encoded)
+                for name, value in pairs:
                     key = _text(name).lower()
                     text = _text(value)
                     table[key] = f"{table[key]}, {text}" if key in table else text
@@ -59,10 +60,10 @@ class Headers(Mapping[str, str]):
         return f"Headers({', '.join(self._decoded())})"
 
 
-_Header = tuple[str | bytes, str | bytes]
+_Text: TypeAlias = str | bytes
 
 
-def _text(value: str | bytes) -> str:
+def _text(value: _Text) -> str:
     return value if isinstance(value, str) else value.decode("latin-1")
 
 

@@ -192,8 +192,7 @@ class Router:
 
 async def _finish(connection: Connection) -> None:
     """Let a replica that left the table answer what it has, then hang up."""
-    while connection.ongoing and not connection.lost.done():
-        await asyncio.sleep(0.05)
+    await connection.settled()
     await connection.close()
 
 

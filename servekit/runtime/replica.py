@@ -224,7 +224,7 @@ class Replica:
             except TimeoutError:
                 return f"@sk.{kind} hook {hook.__name__} took over {_HEALTH_TIMEOUT_S} s"
             except Exception as error:  # noqa: BLE001  (user code)
-                _log.warning("health hook raised", hook=hook.__name__, exc_info=True)
+                _log.exception("health hook raised", hook=hook.__name__)
                 return f"@sk.{kind} hook {hook.__name__} raised {type(error).__name__}"
             if healthy is False:
                 return f"@sk.{kind} hook {hook.__name__} returned False"

@@ -112,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing: dict[int, OutgoingStream] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._idle: asyncio.Future[None] | None = None
+        self._settled: asyncio.Future[None] | None = None
         self._leaving = False
         self.peer = hello
         self.load = _NO_LOAD
@@ -184,6 +185,8 @@ class Connection(asyncio.BufferedProtocol):
             del self._pending[id_]
             if timer is not None and id_ not in self._incoming:
                 self._deadlines.discard(timer)
+            if self._settled is not None:
+                self._settle()
         return answer
 
     def _new_id(self) -> int:
@@ -222,6 +225,17 @@ class Connection(asyncio.BufferedProtocol):
         while self._serving:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.shield(self._idle)
+
+    async def settled(self) -> None:
+        """Wait until no call made from here is under way."""
+        while self.ongoing:
+            self._settled = self._settled or self._loop.create_future()
+            await asyncio.shield(self._settled)
+
+    def _settle(self) -> None:
+        if self._settled is not None and not self.ongoing:
+            self._settled.set_result(None)
+            self._settled = None
 
     async def close(self) -> None:
         """Send what is queued, then end the connection; the peer's calls here are cancelled."""
@@ -384,6 +398,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _forget_stream(self, id_: int, closed_early: bool) -> None:
         self._incoming.pop(id_, None)
+        if self._settled is not None:
+            self._settle()
         if closed_early and not self.lost.done():
             self._send(encode(Kind.CANCEL, id_))
 

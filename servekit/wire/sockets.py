@@ -1,6 +1,7 @@
 """Connections over unix and TCP sockets: addresses, listening, connecting."""
 
 import asyncio
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -115,5 +116,6 @@ class Listener:
             self._server.close()
         for connection in list(self.connections):
             await connection.close()
-        if (path := self.address.unix) is not None and os.path.exists(path):  # noqa: PTH110
-            os.unlink(path)  # noqa: PTH108
+        if (path := self.address.unix) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108

@@ -1,0 +1,49 @@
+"""A pipeline of two services, for faults under load."""
+
+import os
+import time
+
+import servekit as sk
+
+
+def note(text: str) -> None:
+    """Write a line into the test's trace."""
+    with open(os.environ["TRACE"], "ab", buffering=0) as trace:
+        trace.write(f"{text}\n".encode())
+
+
+@sk.service(replicas=2)
+class Child:
+    @sk.batched(max_size=16)
+    def echo(self, xs: list[int]) -> list[int]:
+        time.sleep(0.005)
+        return xs
+
+
+@sk.service(replicas=2)
+class Root:
+    child = sk.depends(Child)
+
+    @sk.endpoint(idempotent=True)
+    async def echo(self, x: int) -> int:
+        return await self.child.echo.remote(x)
+
+    @sk.endpoint
+    def once(self, x: int) -> int:
+        note(f"once {x}")
+        time.sleep(0.05)
+        return x
+
+
+@sk.service
+class LoneChild(Child):
+    pass
+
+
+@sk.service
+class LoneRoot:
+    child = sk.depends(LoneChild)
+
+    @sk.endpoint(idempotent=True)
+    async def echo(self, x: int) -> int:
+        return await self.child.echo.remote(x)

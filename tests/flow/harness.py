@@ -1,0 +1,520 @@
+"""Running apps for the flow tests: real processes, real sockets, and nothing left behind.
+
+`serving` starts `python -m servekit serve`, gives its address and its processes, and at the end
+stops it and proves that no process and no socket file of it is left. `Load` sends calls at a
+steady rate, whatever the answers do, and proves that each was answered once, with its own payload.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from servekit.engine.control import AppStatus, ask
+from servekit.errors import CallError, WireError
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+from servekit.wire.sockets import Address, connect
+
+APPS = Path(__file__).parent / "apps"
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "/tmp/w/flowsrv.py")
+PATIENCE_S = 60.0
+"""How long anything may take that takes a second on a machine with nothing else to do."""
+GONE_S = 15.0
+"""How long processes may live on after their supervisor."""
+
+
+async def until(
+    condition: Callable[[], Any], what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.05
+) -> Any:
+    """Wait until `condition()`, awaited if need be, is true; returns what it returned."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if asyncio.iscoroutine(found):
+            found = await found
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        await asyncio.sleep(every_s)
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and waits for its parent doesn't."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+class Answer(NamedTuple):
+    """An HTTP answer that was read whole."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def reason(self) -> str:
+        return self.json["error"]["reason"]
+
+
+class Http:
+    """One keep-alive connection to a gateway, with nothing between the test and the bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        address = urlsplit(url)
+        return cls(*await asyncio.open_connection(address.hostname, address.port))
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        given = {"host": "test", "content-length": str(len(body))} | dict(headers or {})
+        if body and "content-type" not in given:
+            given["content-type"] = "application/json"
+        lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in given.items())]
+        self.writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        await self.writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        raw = await self.reader.readuntil(b"\r\n\r\n")
+        first, *lines = raw.decode("latin-1").split("\r\n")[:-2]
+        pairs = (line.partition(": ") for line in lines)
+        return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the chunks of a chunked body."""
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            yield (await self.reader.readexactly(size + 2))[:-2]
+        await self.reader.readexactly(2)
+
+    async def answer(self) -> Answer:
+        status, headers = await self.head()
+        if headers.get("transfer-encoding") == "chunked":
+            body = b"".join([chunk async for chunk in self.chunks()])
+        else:
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return Answer(status, headers, body)
+
+    async def call(self, method: str, path: str, **given: Any) -> Answer:
+        await self.send(method, path, **given)
+        return await self.answer()
+
+    def abort(self) -> None:
+        """Be gone, as a client is that crashed."""
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Running:
+    """An app that runs in processes of its own.
+
+    Args:
+        target: As for `servekit serve`; a file is looked for in `apps/`.
+        verb: `serve` or `dev`.
+        env: Added to this process's environment.
+        options: More words for the command line.
+        cwd: Where to start it; None is a folder of its own.
+
+    Attributes:
+        url: Where its gateway listens, once it is ready.
+        lines: What it wrote to stdout and stderr.
+        trace: A file for the app to write down what it does: `TRACE` in its environment.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        verb: str = "serve",
+        env: Mapping[str, str] | None = None,
+        options: tuple[str, ...] = (),
+        port: int = 0,
+        cwd: Path | None = None,
+    ) -> None:
+        self.runtime_dir = Path(tempfile.mkdtemp(prefix="skf-", dir="/tmp"))
+        self.scratch = Path(tempfile.mkdtemp(prefix="skf-w-", dir="/tmp"))
+        self.trace = self.scratch / "trace"
+        self.trace.touch()
+        self.lines: list[str] = []
+        self.url = ""
+        self._mark = f"SERVEKIT_RUNTIME_DIR={self.runtime_dir}".encode()
+        path = (APPS / target).as_posix() if ".py" in target and "/" not in target else target
+        self._process = subprocess.Popen(
+            [*COMMAND, verb, path, "--port", str(port), "--log-format", "json", *options],
+            cwd=cwd or self.scratch,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "SERVEKIT_RUNTIME_DIR": str(self.runtime_dir),
+                "TRACE": str(self.trace),
+                **(env or {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as out:
+            for line in out:
+                self.lines.append(line.rstrip("\n"))
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def processes(self) -> dict[int, str]:
+        """Return all its processes and what they started: pid to command line."""
+        found: dict[int, str] = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if self._mark in (folder / "environ").read_bytes().split(b"\0"):
+                        line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                        if alive(int(folder.name)):
+                            found[int(folder.name)] = line
+        return found
+
+    def process(self, module: str) -> int:
+        """Return the pid of the one process that runs a module of the engine."""
+        [pid] = [pid for pid, line in self.processes().items() if f"engine.{module}" in line]
+        return pid
+
+    def folder(self) -> Path | None:
+        """Return the app's private folder, while there is one."""
+        return next(self.runtime_dir.glob("servekit-*"), None)
+
+    async def status(self) -> AppStatus | None:
+        """Return what `servekit status` shows; None while nobody answers."""
+        folder = self.folder()
+        if folder is None:
+            return None
+        try:
+            connection = await connect(
+                Address(f"unix:{folder}/admin.sock"), lambda: Connection(Hello(), client=True)
+            )
+        except (OSError, WireError):
+            return None
+        try:
+            return await ask(connection, "status", answer=AppStatus, timeout_s=5.0)
+        except CallError:
+            return None
+        finally:
+            await connection.close()
+
+    async def replicas(self, service: str, state: str = "ready") -> dict[str, int]:
+        """Return a service's replicas in a state: id to pid."""
+        status = await self.status()
+        if status is None:
+            return {}
+        return {
+            replica.id: replica.pid
+            for found in status.services
+            if found.name == service
+            for replica in found.replicas
+            if replica.state == state
+        }
+
+    async def metrics(self) -> dict[str, float]:
+        """Return the series of `/metrics`: name and labels to value."""
+        answer = await self.get("/metrics")
+        assert answer.status == 200
+        rows = (line.rpartition(" ") for line in answer.body.decode().splitlines())
+        return {name: float(value) for name, _, value in rows if not name.startswith("#")}
+
+    async def total(self, family: str, *labels: str) -> float:
+        """Return the sum of a family's series that have all these `name="value"` labels."""
+        return sum(
+            value
+            for name, value in (await self.metrics()).items()
+            if name.partition("{")[0] == family and all(label in name for label in labels)
+        )
+
+    def traced(self) -> list[str]:
+        """Return what the app wrote down so far."""
+        return self.trace.read_text("utf-8").splitlines()
+
+    # -- calling -----------------------------------------------------------------------------
+
+    async def call(self, method: str, path: str, **given: Any) -> Answer:
+        """Make one call on a connection of its own, within a generous time."""
+        async with asyncio.timeout(PATIENCE_S):
+            async with await Http.open(self.url) as http:
+                return await http.call(method, path, **given)
+
+    async def get(self, path: str) -> Answer:
+        return await self.call("GET", path)
+
+    async def post(
+        self, path: str, arguments: object = None, *, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        return await self.call(
+            "POST", path, body=json.dumps(arguments or {}).encode(), headers=headers
+        )
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def known(self) -> None:
+        """Wait until the supervisor answers; services may still load."""
+
+        async def look() -> bool:
+            self._still_runs()
+            status = await self.status()
+            if status is not None:
+                self.url = status.url
+            return status is not None
+
+        await until(look, "the supervisor answers")
+
+    def _still_runs(self) -> None:
+        if self.code is not None:
+            raise AssertionError(f"the app ended with code {self.code}:\n{self.text}")
+
+    async def ready(self) -> Self:
+        """Wait until it takes calls."""
+        await self.known()
+
+        async def look() -> bool:
+            self._still_runs()
+            try:
+                return (await self.get("/readyz")).status == 200
+            except (OSError, EOFError):
+                return False
+
+        await until(look, "/readyz is 200")
+        return self
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def exit_code(self, timeout_s: float = PATIENCE_S) -> int:
+        """Wait for its end, and for all that it wrote."""
+        await until(lambda: self.code is not None, "the app ends", timeout_s=timeout_s)
+        await asyncio.to_thread(self._reader.join, 5.0)
+        assert self.code is not None
+        return self.code
+
+    async def gone(self) -> None:
+        """Wait until no process and no file of it is left."""
+        await until(
+            lambda: not self.processes(), "all its processes have ended", timeout_s=GONE_S
+        )
+        await until(
+            lambda: not list(self.runtime_dir.iterdir()),
+            "its folder has been removed",
+            timeout_s=GONE_S,
+        )
+
+    async def close(self) -> None:
+        """End it, whatever its state; raises when it did not clean up behind itself."""
+        try:
+            if self.code is None:
+                self.send(signal.SIGTERM)
+                assert await self.exit_code() == 0
+            await self.gone()
+        finally:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self.code is None:
+                self._process.kill()
+            await asyncio.to_thread(self._process.wait, 10.0)
+            await asyncio.to_thread(self._reader.join, 5.0)
+            shutil.rmtree(self.runtime_dir, ignore_errors=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def serving(target: str, *, ready: bool = True, **given: Any) -> AsyncIterator[Running]:
+    """Run an app; on failure its log is printed."""
+    app = Running(target, **given)
+    try:
+        try:
+            if ready:
+                await app.ready()
+            yield app
+        finally:
+            await app.close()
+    except BaseException:
+        print("\n".join(["-- the app's output:", *app.lines[-80:]]), file=sys.stderr)
+        raise
+
+
+class Load:
+    """Calls at a steady rate, sent on time whether or not earlier ones were answered.
+
+    Args:
+        app: Called.
+        path: Of the endpoint.
+        rate: Calls a second.
+        body: From a call's number to its arguments.
+        right: Whether an answer's value is that call's own.
+        timeout_s: After which a call counts as hanging.
+
+    Attributes:
+        answers: By number; several for one number would be a call answered twice.
+        broken: Calls whose connection broke, by number.
+    """
+
+    def __init__(
+        self,
+        app: Running,
+        path: str,
+        *,
+        rate: float = 100.0,
+        body: Callable[[int], object] = lambda number: {"x": number},
+        right: Callable[[int, Any], bool] = lambda number, value: value == number,
+        timeout_s: float = PATIENCE_S,
+    ) -> None:
+        self._app = app
+        self._path = path
+        self._rate = rate
+        self._body = body
+        self._right = right
+        self._timeout_s = timeout_s
+        self._free: list[Http] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._sending: asyncio.Task[None] | None = None
+        self._sent = 0
+        self.answers: dict[int, list[Answer]] = {}
+        self.broken: dict[int, str] = {}
+        self.hanging: list[int] = []
+        self.slowest_s = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._sending = asyncio.create_task(self._send())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._sending is not None
+        self._sending.cancel()
+        await asyncio.wait([self._sending])
+        if self._calls:
+            await asyncio.wait(self._calls)
+        for http in self._free:
+            await http.close()
+
+    async def _send(self) -> None:
+        began = time.monotonic()
+        start = self._sent
+        while True:
+            due = start + (time.monotonic() - began) * self._rate
+            while self._sent < due:
+                self._sent += 1
+                call = asyncio.create_task(self._call(self._sent))
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+            await asyncio.sleep(0.005)
+
+    async def _call(self, number: int) -> None:
+        began = time.monotonic()
+        http = self._free.pop() if self._free else None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                http = http or await Http.open(self._app.url)
+                body = json.dumps(self._body(number)).encode()
+                headers = {"x-request-id": f"load-{number}"}
+                answer = await http.call("POST", self._path, body=body, headers=headers)
+        except TimeoutError:
+            self.hanging.append(number)
+            if http is not None:
+                http.abort()
+        except (OSError, EOFError) as error:
+            self.broken[number] = repr(error)
+            if http is not None:
+                http.abort()
+        else:
+            self.answers.setdefault(number, []).append(answer)
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+            if answer.headers.get("connection") == "close":
+                await http.close()
+            else:
+                self._free.append(http)
+
+    @property
+    def underway(self) -> int:
+        """Calls that were sent and not answered."""
+        return len(self._calls)
+
+    @property
+    def answered(self) -> int:
+        return len(self.answers)
+
+    async def goes_on(self, count: int = 50) -> None:
+        """Wait for so many more answers."""
+        wanted = self.answered + count
+        await until(lambda: self.answered >= wanted, f"{count} more answers")
+
+    def check(self) -> Counter[str]:
+        """Prove that each call was answered once, with its own payload; returns the outcomes."""
+        assert not self.hanging, f"hanging: {self.hanging[:10]}"
+        outcomes: Counter[str] = Counter()
+        for number in range(1, self._sent + 1):
+            if number in self.broken:
+                assert number not in self.answers
+                outcomes["broken"] += 1
+                continue
+            [answer] = self.answers[number]
+            assert answer.headers["x-request-id"] == f"load-{number}"
+            if answer.status == 200:
+                assert self._right(number, answer.json), f"{number} got {answer.body!r}"
+                outcomes["200"] += 1
+            else:
+                outcomes[f"{answer.status} {answer.reason}"] += 1
+        print(f"{outcomes}, slowest {self.slowest_s:.2f} s")
+        return outcomes
