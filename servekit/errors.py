@@ -17,6 +17,7 @@
     │   ├── UnsupportedMedia   415
     │   ├── InvalidInput       422  a field is wrong; `fields` says which and why
     │   ├── Overloaded         429  shed before it started; `retry_after_s`
+    │   ├── HeadTooLarge       431
     │   ├── Cancelled          499  the caller went away
     │   ├── ExecutionError     500  the user's code raised; the text is masked, the log has it
     │   ├── InvalidOutput      500  the user's code returned what it did not declare
@@ -147,6 +148,12 @@ class InvalidInput(CallError):
     """The body was parsed, but a field breaks its declared type."""
 
     status, code, grpc = 422, "invalid_input", "INVALID_ARGUMENT"
+
+
+class HeadTooLarge(CallError):
+    """The request line and headers are over the limit."""
+
+    status, code, grpc = 431, "head_too_large", "RESOURCE_EXHAUSTED"
 
 
 class Overloaded(CallError):

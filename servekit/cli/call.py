@@ -15,7 +15,11 @@ from servekit.settings import Settings
 if TYPE_CHECKING:
     import httpx
 
-_TYPES = {".npy": "application/x-npy", ".json": "application/json", ".msgpack": "application/msgpack"}
+_TYPES = {
+    ".npy": "application/x-npy",
+    ".json": "application/json",
+    ".msgpack": "application/msgpack",
+}
 _ACCEPT = "application/json, text/event-stream;q=0.9, */*;q=0.1"
 _GRACE_S = 1.0  # the server answers 504 itself at the deadline
 
@@ -36,7 +40,8 @@ def call(
     ] = None,
     method: Annotated[str, typer.Option("--method", "-X", help="HTTP method.")] = "POST",
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME:VALUE", help="May be repeated.")
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME:VALUE", help="May be repeated."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the answer to a file.")
@@ -96,7 +101,9 @@ def _body(data: str | None, file: Path | None) -> tuple[str, bytes]:
     try:
         msgspec.json.decode(content)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"--data is no JSON: {error}; write text in quotes: '\"like this\"'") from None
+        raise ConfigError(
+            f"--data is no JSON: {error}; write text in quotes: '\"like this\"'"
+        ) from None
     return "application/json", content
 
 
@@ -200,7 +207,14 @@ def _fail(error: CallError, response: "httpx.Response") -> None:
     lines = [f"{status} {error.code}: {error.message}"]
     fail(lines[0])
     for field in error.fields:
-        write([("  ", ""), (str(field.get("path") or "body"), "bold"), (f"  {field.get('message')}", "")], stream=sys.stderr)
+        write(
+            [
+                ("  ", ""),
+                (str(field.get("path") or "body"), "bold"),
+                (f"  {field.get('message')}", ""),
+            ],
+            stream=sys.stderr,
+        )
     if error.retry_after_s is not None:
         write([(f"  try again in {error.retry_after_s:g} s", "dim")], stream=sys.stderr)
     if request_id := response.headers.get("x-request-id"):

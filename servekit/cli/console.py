@@ -5,6 +5,7 @@ same text without colour and movement.
 """
 
 import asyncio
+import importlib
 import os
 import re
 import sys
@@ -24,7 +25,11 @@ Line: TypeAlias = Sequence[tuple[str, str]]
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S: Final = 0.08
 _FRAME: Final = re.compile(r'  File "(?P<file>[^"]+)", line \d+')
-_OURS: Final = (f"{Path(servekit.__file__).parent}{os.sep}", "<frozen importlib", os.path.dirname(os.__file__) + "/importlib/")  # noqa: PTH120
+_OURS: Final = (
+    f"{Path(servekit.__file__).parent}{os.sep}",
+    "<frozen importlib",
+    f"{Path(importlib.__file__).parent}{os.sep}",
+)
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:

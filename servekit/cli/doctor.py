@@ -158,7 +158,9 @@ def _group(
     if not missing and not old:
         return Finding(check, "ok", ", ".join(there))
     level: Literal["warn", "fail"] = "warn" if optional else "fail"
-    return Finding(check, level, "; ".join([*(f"{name} is missing" for name in missing), *old]), fix)
+    return Finding(
+        check, level, "; ".join([*(f"{name} is missing" for name in missing), *old]), fix
+    )
 
 
 def satisfies(version: str, wanted: str) -> bool:

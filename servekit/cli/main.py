@@ -45,7 +45,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
         fail(str(error))
         return 1
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (what isn't ours is raised again)
         return _misuse(error, words)
     return outcome if isinstance(outcome, int) else 0
 
@@ -62,7 +62,9 @@ def _misuse(error: Exception, words: Sequence[str]) -> int:
         raise error
     verb = words[0] if words[0] in _verbs() else ""
     message = error.format_message()
-    fail(f"{message[:1].lower()}{message[1:]}", hint=f"see servekit {verb} --help".replace("  ", " "))
+    fail(
+        f"{message[:1].lower()}{message[1:]}", hint=f"see servekit {verb} --help".replace("  ", " ")
+    )
     return 2
 
 
@@ -101,7 +103,9 @@ def _command() -> Any:
         *,
         _version: Annotated[
             bool,
-            typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
+            typer.Option(
+                "--version", callback=show_version, is_eager=True, help="Print the version."
+            ),
         ] = False,
     ) -> None:
         """Model serving at scale, from typed Python classes."""

@@ -29,7 +29,12 @@ class Template(StrEnum):
 
 
 _STEPS: Final[dict[Template, tuple[str, ...]]] = {
-    Template.CLASSIFIER: ("pip install -e '.[dev]'", "python train.py", "pytest", "servekit dev app.py"),
+    Template.CLASSIFIER: (
+        "pip install -e '.[dev]'",
+        "python train.py",
+        "pytest",
+        "servekit dev app.py",
+    ),
     Template.PIPELINE: ("pip install -e '.[dev]'", "pytest", "servekit dev app.py"),
 }
 
@@ -62,7 +67,9 @@ def create(name: str, template: Template, parent: Path) -> Path:
             f"them, a letter first, at most {_LONGEST}"
         )
     if name.lower().replace("_", "-") == "servekit":
-        raise ConfigError("a project named 'servekit' would hide servekit itself; take another name")
+        raise ConfigError(
+            "a project named 'servekit' would hide servekit itself; take another name"
+        )
     folder = parent / name
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ConfigError(f"{folder} is there already, and is no folder")

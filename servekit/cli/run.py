@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from servekit.spec.app import AppSpec
 
 Target = Annotated[
-    str, typer.Argument(metavar="APP", help="Import string or file: app:Search, app.py, app.py:Search.")
+    str,
+    typer.Argument(metavar="APP", help="Import string or file: app:Search, app.py, app.py:Search."),
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; else 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one, else 3000.")]
@@ -143,7 +144,9 @@ class _Show:
 
     def ending(self) -> None:
         if is_terminal():
-            text = f"running calls have {self._settings.drain_s:g} s to finish; Ctrl-C ends them now"
+            text = (
+                f"running calls have {self._settings.drain_s:g} s to finish; Ctrl-C ends them now"
+            )
             write([], [("stopping  ", "bold"), (text, "dim")])
 
     def ended(self) -> None:

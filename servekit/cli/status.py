@@ -38,9 +38,12 @@ def status(
 
 async def running(folder: Path) -> "list[AppStatus]":
     """Ask all apps of this user below a runtime directory; what no longer answers is left out."""
-    sockets = [path for path in sorted(folder.glob("servekit-*/admin.sock")) if _is_own(path)]
-    found = await asyncio.gather(*(_ask(path) for path in sockets))
+    found = await asyncio.gather(*(_ask(path) for path in _sockets(folder)))
     return sorted((app for app in found if app is not None), key=lambda app: -app.uptime_s)
+
+
+def _sockets(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("servekit-*/admin.sock") if _is_own(path)]
 
 
 def _is_own(path: Path) -> bool:
@@ -89,7 +92,12 @@ def _service(service: "ServiceStatus") -> Iterator[Line]:
     for index, replica in enumerate(service.replicas):
         yield [("" if index else service.name, ""), *_replica(replica)]
     if not service.replicas:
-        yield [(service.name, ""), ("none", "dim"), ("", ""), (service.state, _STATES.get(service.state, "yellow"))]
+        yield [
+            (service.name, ""),
+            ("none", "dim"),
+            ("", ""),
+            (service.state, _STATES.get(service.state, "yellow")),
+        ]
     if service.restarts:
         yield [("", ""), (f"{service.restarts} restarted", "yellow")]
 

@@ -8,6 +8,7 @@ that it started; no process or socket file stays behind.
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -52,11 +53,6 @@ class Supervisor:
             lambda: Connection(Hello(), client=True, handler=handler(verbs)), sock=control
         )
         self._connection.on_lost = lambda _: self.ending.set()
-
-    @property
-    def gone(self) -> bool:
-        """Whether the supervisor has ended without saying so."""
-        return self._connection is not None and self._connection.lost.done()
 
     async def ask(
         self, verb: str, body: msgspec.Struct | None = None, *, answer: type[T], timeout_s: float
@@ -109,8 +105,14 @@ async def _serve(make: Callable[[Supervisor], Part], control: socket.socket, lif
     await supervisor.attend(control, part.verbs)
     await supervisor.ending.wait()
     await part.stop()
-    if supervisor.gone and part.folder:
-        shutil.rmtree(part.folder, ignore_errors=True)
+    if _is_orphan(lifeline):
+        if part.folder:
+            shutil.rmtree(part.folder, ignore_errors=True)
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # with what user code started; nobody else will
+
+
+def _is_orphan(lifeline: int) -> bool:
+    return bool(select.select([lifeline], [], [], 0)[0])
 
 
 def _watch(lifeline: int, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:

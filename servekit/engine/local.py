@@ -59,13 +59,13 @@ async def serve(
     tasks = Tasks()
     starting = asyncio.ensure_future(describe_elsewhere(target))
     await asyncio.sleep(0)  # its process is on its way now, and imports while this one does
-    from servekit.engine.supervisor import Supervisor  # noqa: PLC0415  (0.1 s)
+    from servekit.engine import supervisor as engine  # noqa: PLC0415  (0.1 s)
 
     on_loading()
     if not await _unless(ending, starting):
         return
     described = starting.result()
-    supervisor = Supervisor(described, settings, target=target, dev=dev)
+    supervisor = engine.Supervisor(described, settings, target=target, dev=dev)
     on_starting(supervisor)
     try:
         if not await _unless(ending, asyncio.ensure_future(supervisor.start())):

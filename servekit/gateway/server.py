@@ -9,14 +9,20 @@ import socket
 from collections.abc import Generator
 from typing import Any, cast
 
+import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
-from servekit.core.call import Buffer
+from servekit.core.call import JSON, Buffer
+from servekit.errors import BadRequest, HeadTooLarge
 from servekit.gateway.asgi import App
 from servekit.gateway.http import TASK
 
-_MAX_HEADER_BYTES = 64 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 75
 _JOIN_BYTES = 64 * 1024
 
@@ -59,12 +65,52 @@ class _Corked:
 
 
 class _Protocol(HttpToolsProtocol):
-    """One client connection."""
+    """One client connection; httptools itself would take headers of any size."""
+
+    _in_head = False
+    _head_bytes = 0
+    _too_large = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection."""
         corked = _Corked(cast("asyncio.Transport", transport), self.loop)
         super().connection_made(cast("asyncio.Transport", corked))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; refuse a head that goes on for too long."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > _MAX_HEAD_BYTES:
+            self._too_large = True
+            self.send_400_response("")
+        elif not self._in_head:
+            self._head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        """Start to read a head."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Take a request whose head is whole."""
+        self._in_head = False
+        # Only bytes that may have been a body have to be told from those of the head.
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            size = sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
+            if size > _MAX_HEAD_BYTES:
+                self._too_large = True
+                raise ValueError("the request's head is too large")
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that can't be read, and hang up."""
+        error = BadRequest(msg)
+        if self._too_large:
+            error = HeadTooLarge(f"the request line and headers are over {_MAX_HEAD_BYTES} bytes")
+        body = msgspec.json.encode({"error": error.details()})
+        head = f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the work for a client that is gone."""
@@ -98,7 +144,6 @@ class Server(uvicorn.Server):
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(drain_s) or 1,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         )
         super().__init__(config)
         self._listener = listener

@@ -347,7 +347,11 @@ class Connection(asyncio.BufferedProtocol):
             self._on_reply(id_, header, segments)
         elif kind == Kind.CHUNK:
             if (stream := self._incoming.get(id_)) is not None:
-                stream.push(Payload(str(header, "ascii"), segments))
+                stream.push((Payload(str(header, "ascii"), segments),))
+        elif kind == Kind.CHUNKS:
+            if (stream := self._incoming.get(id_)) is not None:
+                content_type = str(header, "ascii")
+                stream.push([Payload(content_type, (segment,)) for segment in segments])
         elif kind in (Kind.ERROR, Kind.END):
             self._on_end(id_, header)
         elif kind == Kind.CANCEL:
@@ -471,7 +475,9 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _serve_stream(self, id_: int, reply: Reply) -> None:
         assert reply.stream is not None
-        window = self._outgoing[id_] = OutgoingStream(self._loop)
+        window = self._outgoing[id_] = OutgoingStream(
+            self._loop, lambda chunks: self._send_chunks(id_, chunks)
+        )
         try:
             head = ReplyHeader("", self._own_load(), reply.queue_s, stream=True)
             self._send(encode(Kind.REPLY, id_, _pack(head)))
@@ -479,11 +485,21 @@ class Connection(asyncio.BufferedProtocol):
                 await window.credit()
                 if self._blocked is not None:
                     await asyncio.shield(self._blocked)
-                self._send(encode(Kind.CHUNK, id_, chunk.content_type.encode(), chunk.segments))
+                window.write(chunk)
+            window.flush()
             self._send(encode(Kind.END, id_))
         finally:
+            window.flush()
             del self._outgoing[id_]
             await reply.aclose()
+
+    def _send_chunks(self, id_: int, chunks: list[Payload]) -> None:
+        content_type = chunks[0].content_type.encode()
+        if len(chunks) == 1:
+            self._send(encode(Kind.CHUNK, id_, content_type, chunks[0].segments))
+        else:
+            segments = [chunk.segments[0] for chunk in chunks]
+            self._send(encode(Kind.CHUNKS, id_, content_type, segments))
 
     def _send_error(self, id_: int, error: CallError) -> None:
         head = ErrorHeader(

@@ -37,7 +37,11 @@ LARGE = 64 * 1024
 
 
 class Kind(IntEnum):
-    """What a frame says. The caller sends the first group, the callee the second, both the rest."""
+    """What a frame says.
+
+    The caller sends CALL, CANCEL and CREDIT; the callee REPLY, ERROR, and for a stream CHUNK (one
+    chunk of any number of segments), CHUNKS (as many chunks as segments) and END; both the rest.
+    """
 
     CALL = 1
     CANCEL = 2
@@ -51,6 +55,7 @@ class Kind(IntEnum):
     GOAWAY = 10
     PING = 11
     PONG = 12
+    CHUNKS = 13
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):

@@ -6,13 +6,13 @@ window at a time. So a slow reader holds the generator back, and nothing piles u
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from servekit.core.call import Payload
 from servekit.errors import CallError
 
-WINDOW = 64
+WINDOW = 128
 """Chunks that may be sent before the reader has taken one."""
 
 
@@ -41,10 +41,11 @@ class IncomingStream:
         self._error: CallError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def push(self, chunk: Payload) -> None:
-        """Take a chunk from the wire."""
-        self._chunks.append(chunk)
-        self._wake()
+    def push(self, chunks: Iterable[Payload]) -> None:
+        """Take chunks from the wire."""
+        if not self._ended:
+            self._chunks.extend(chunks)
+            self._wake()
 
     def end(self, error: CallError | None = None) -> None:
         """Take the end from the wire; the error, if any, is raised behind the last chunk."""
@@ -109,14 +110,44 @@ class IncomingStream:
 
 
 class OutgoingStream:
-    """The sending end's credit."""
+    """The sending end: takes credit for each chunk, and joins chunks of one loop turn.
 
-    __slots__ = ("_loop", "_waiter", "credits")
+    Args:
+        loop: The loop it is written on.
+        send: Takes the chunks that leave together; all have one segment and one media type,
+            unless there is only one.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_loop", "_ready", "_send", "_waiter", "credits")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, send: Callable[[list[Payload]], None]
+    ) -> None:
         self._loop = loop
+        self._send = send
+        self._ready: list[Payload] = []
         self._waiter: asyncio.Future[None] | None = None
         self.credits = WINDOW
+
+    def write(self, chunk: Payload) -> None:
+        """Send a chunk, together with those that follow in this turn of the loop."""
+        ready = self._ready
+        if ready and (
+            len(chunk.segments) > 1
+            or len(ready[0].segments) > 1
+            or chunk.content_type != ready[0].content_type
+        ):
+            self.flush()
+            ready = self._ready
+        if not ready:
+            self._loop.call_soon(self.flush)
+        ready.append(chunk)
+
+    def flush(self) -> None:
+        """Send what is held back."""
+        if self._ready:
+            ready, self._ready = self._ready, []
+            self._send(ready)
 
     def grant(self, count: int) -> None:
         """Take note that the reader wants `count` more chunks."""

@@ -35,7 +35,7 @@ class Schedule(RuleBasedStateMachine):
         strictness=st.sampled_from([1.0, 2.0, 3.0]),
         profile=profiles,
     )
-    def start(
+    def start(  # noqa: PLR0917
         self, max_size, max_wait_ms, target_ms, max_queued, slots, padded, strictness, profile
     ):
         self.policy = BatchPolicy(
@@ -119,9 +119,9 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 50))
     def cancel(self, pick):
-        id = pick % (self.ids + 1)
-        waits = self.queued.pop(id, None) is not None
-        assert self.batcher.cancel(self.now, id) is waits
+        target = pick % (self.ids + 1)
+        waits = self.queued.pop(target, None) is not None
+        assert self.batcher.cancel(self.now, target) is waits
         self.cancelled += waits
 
     @rule()
@@ -241,7 +241,7 @@ class Schedule(RuleBasedStateMachine):
 
 TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(
-    max_examples=150,
+    max_examples=120,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,
@@ -373,6 +373,7 @@ def test_urgency_counts_the_rows_ahead_not_the_whole_queue():
     assert batcher.estimated_wait(0.0) > 0.4
     assert batcher.arrive(0.0, Entry(1001, deadline=0.1)) == []
     assert batcher.arrive(0.0, Entry(1002, deadline=0.1, priority=1)) == []
+    assert batcher.arrive(0.0, Entry(1004, deadline=0.2)) == []
     [refuse] = batcher.arrive(0.0, Entry(1003, deadline=0.1, priority=-1))
     assert refuse.reason == "deadline_unreachable"
     assert ids(batcher.complete(0.011, 3))[0][:2] == [1002, 1001]
@@ -391,8 +392,8 @@ def test_a_lower_priority_cannot_be_pulled_in_to_be_late_nor_bound_those_above()
     batcher = busy(BatchPolicy(max_size=64))
     queue(batcher, 0.0, *(Entry(i, priority=1, deadline=5.0) for i in range(30)))
     assert batcher.arrive(0.0, Entry(99, deadline=0.057)) == []
-    dispatched = batcher.complete(0.030, 3)
-    assert list(range(30)) in ids(dispatched)
+    assert ids(batcher.complete(0.030, 3)) == [list(range(30))]
+    assert batcher._running[4].deadline == 5.0
 
 
 def test_early_drop_keeps_the_batch_large_enough_to_keep_up():
@@ -408,6 +409,77 @@ def test_early_drop_keeps_the_batch_large_enough_to_keep_up():
     assert dropped == list(range(len(dropped)))  # heads only
     assert batch[0] == len(dropped)  # and no more than necessary
     assert 8 <= len(batch) <= 20
+
+
+def overloaded() -> Batcher:
+    """A batcher whose slot is taken, 600 rows per second having arrived from 0 to 0.1."""
+    batcher = busy(BatchPolicy(max_size=64, target_ms=100), age=0.011)
+    for i in range(60):
+        queue(batcher, i / 600, Entry(i, deadline=5.0))
+    return batcher
+
+
+def test_many_of_a_lower_priority_do_not_crowd_out_a_few_of_a_higher_one():
+    batcher = overloaded()  # by 15 rows at least, although there is time for 6 only
+    queue(batcher, 0.1, *(Entry(i, priority=1, deadline=0.117) for i in (101, 102)))
+    assert ids(batcher.complete(0.1, 3, ok=False))[0][:2] == [101, 102]
+
+
+def test_an_only_entry_runs_however_late_it_may_be():
+    batcher = busy(BatchPolicy(max_size=64, target_ms=100))
+    queue(batcher, 0.0, Entry(1, deadline=0.1))
+    assert ids(batcher.complete(0.095, 3, ok=False)) == [[1]]
+
+
+def test_a_probe_drops_nothing():
+    batcher = busy(BatchPolicy(max_size=64, target_ms=100), age=0.011)
+    for i in range(60):
+        queue(batcher, 1.1 + i / 600, Entry(i, deadline=1.22))
+    decisions = batcher.complete(1.2, 3, ok=False)  # nothing has been measured since 0
+    assert len(decisions) == 1
+    assert ids(decisions)[0][0] == 0
+
+
+def test_the_best_size_under_overload_leaves_time_to_gather_it():
+    batcher = busy(BatchPolicy(max_size=64, target_ms=100))
+    # (100 ms - 1.06 * 10 ms) / (1 / 2400 s + 1.06 * 1 ms)
+    assert batcher._need(2400.0, 64, 10.0) == 60
+    assert batcher._need(600.0, 64, 10.0) == 15  # 600 * 10 ms / (1 - 600 * 1 ms)
+    assert batcher._need(2400.0, 20, 10.0) == 20
+    assert batcher._need(2400.0, 64, 0.05) == 26
+
+
+def test_the_wait_counts_slots_and_keys():
+    def wait(slots: int, keys: int) -> float:
+        policy = BatchPolicy(max_size=64, target_ms=100, concurrent_batches=slots)
+        batcher = Batcher(policy, profile=PROFILE)
+        for i in range(slots):
+            batcher.arrive(0.0, Entry(-1 - i))
+        queue(batcher, 0.0, *(Entry(i, key=i % keys) for i in range(80)))
+        return batcher.estimated_wait(0.0)
+
+    # The running one, two of 40 rows, and its own.
+    assert wait(1, 1) == pytest.approx(0.011 + 2 * 0.050 + 0.011, rel=0.02)
+    assert wait(2, 1) == pytest.approx(0.011 + 1 * 0.050 + 0.011, rel=0.02)
+    # Of ten keys, each makes a batch of 8.
+    assert wait(1, 10) == pytest.approx(0.011 + 10 * 0.018 + 0.011, rel=0.02)
+
+
+def test_a_batch_that_ends_early_leaves_no_wait_behind():
+    batcher = busy(BatchPolicy(max_size=64))
+    batcher.complete(0.001, 3, ok=False)
+    assert batcher.estimated_wait(0.001) == pytest.approx(0.011, rel=0.1)
+
+
+def test_a_missed_deadline_makes_the_margin_wider():
+    margins = []
+    for deadline in (0.024, 0.5):
+        batcher = busy(BatchPolicy(max_size=64))
+        queue(batcher, 0.0, Entry(1, deadline=deadline))
+        batcher.complete(0.011, 3)
+        batcher.complete(0.025, 4)
+        margins.append(batcher._model.margin)
+    assert margins[0] > margins[1]
 
 
 def test_entries_without_deadline_are_never_dropped():
@@ -442,6 +514,16 @@ def test_padding_counts_toward_the_latency():
     queue(batcher, 0.0, *(Entry(i, deadline=0.2) for i in range(20)))
     # A batch of 20 would run as 64 and take 74 ms; 8 take 18 ms.
     assert len(ids(batcher.complete(0.13, 3, ok=False))[0]) == 8
+
+
+def test_padding_is_what_a_duration_is_learned_for():
+    batcher = busy(BatchPolicy(max_size=64, pad_to=(1, 8, 64)))
+    now = 0.011
+    for batch in range(4, 60):
+        queue(batcher, now, *(Entry(100 * batch + i) for i in range(20)))
+        batcher.complete(now, batch - 1)
+        now += 0.074
+    assert batcher._model.expected(64) == pytest.approx(0.074, rel=0.02)
 
 
 def test_a_cancelled_entry_is_gone():
@@ -558,7 +640,7 @@ def test_five_clients_of_32_rows_never_make_a_batch_over_32(keyed: bool):
     running, served = [], 0
     for i in range(5):
         key = i % 2 if keyed else None
-        running += [d for d in batcher.arrive(0.0, Entry(i, rows=32, key=key))]
+        running += batcher.arrive(0.0, Entry(i, rows=32, key=key))
     while running:
         batch = running.pop()
         assert sum(entry.rows for entry in batch.entries) == 32
@@ -603,12 +685,13 @@ def test_a_line_is_learned_from_little_or_no_profile(profile):
         assert model.expected(rows) == pytest.approx(0.010 + 0.001 * rows, rel=0.15)
 
 
-def test_one_stall_does_not_spoil_the_model():
+@pytest.mark.parametrize("stall_s", [0.1, 0.18, 0.4, 30.0])
+def test_one_stall_does_not_spoil_the_model(stall_s: float):
     model = LatencyModel(PROFILE, max_rows=64, strictness=2.0)
     for _ in range(50):
         model.observe(8, 0.018, promised=True, missed=False)
-    model.observe(8, 30.0, promised=True, missed=True)
-    assert model.expected(8) < 0.025
+    model.observe(8, stall_s, promised=True, missed=True)
+    assert model.expected(8) < 0.0205
 
 
 def test_strictness_is_a_lasting_choice_and_misses_widen_the_margin():

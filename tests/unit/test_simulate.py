@@ -14,7 +14,7 @@ PROFILE = {rows: 0.010 + 0.001 * rows for rows in (1, 2, 4, 8, 16, 32, 64)}
 CAPACITY = 800.0  # rows per second within 100 ms: 40 rows in 50 ms
 
 
-def load(rate: float, seconds: float = 15.0) -> Load:
+def load(rate: float, seconds: float = 10.0) -> Load:
     return Load(rate_per_s=rate, duration_s=seconds, deadline_s=0.1)
 
 
@@ -48,10 +48,10 @@ def test_every_call_is_answered_once():
     assert result.p50_s <= result.p90_s <= result.p99_s
 
 
-@pytest.mark.parametrize("rate", [40, 400, 720, 1200, 2400])
+@pytest.mark.parametrize("rate", [40, 720, 1200, 2400])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_an_exact_model_is_never_late(rate: float, seed: int):
-    assert simulate(POLICY, EXACT, load(rate, 8), seed=seed, profile=PROFILE).late == 0
+    assert simulate(POLICY, EXACT, load(rate, 6), seed=seed, profile=PROFILE).late == 0
 
 
 def test_a_light_load_does_not_wait():
@@ -78,7 +78,9 @@ def test_goodput_stays_at_capacity_under_overload(overload, target_ms, profile):
 
 def test_two_devices_worth_of_slots_have_twice_the_capacity():
     policy = BatchPolicy(max_size=64, target_ms=100, concurrent_batches=2)
-    result = simulate(policy, DEVICE, load(3.0 * CAPACITY, 10), profile=PROFILE)
+    relaxed = simulate(policy, DEVICE, load(1.8 * CAPACITY, 5), profile=PROFILE)
+    assert relaxed.on_time > 0.985 * relaxed.offered
+    result = simulate(policy, DEVICE, load(3.0 * CAPACITY, 5), profile=PROFILE)
     assert result.goodput_per_s >= 0.95 * 2 * CAPACITY
     assert late_share(result) < 0.004
 
@@ -95,7 +97,7 @@ def test_padded_sizes_are_accounted_for():
 def test_a_device_that_slows_down_by_half_is_found_out_within_50_batches():
     device = dataclasses.replace(DEVICE, slow_at_s=5.0, slow_factor=2.0)
     for rate in (300, 720):
-        tally = observe(POLICY, device, load(rate, 30), profile=PROFILE)
+        tally = observe(POLICY, device, load(rate, 20), profile=PROFILE)
         slow = [at for at, _ in tally.batches if at >= 5.0]
         after = [
             answer.latency_s

@@ -36,5 +36,5 @@ def test_reads_most_digits(digits):
 
 
 def test_refuses_an_image_of_another_size(digits):
-    with pytest.raises(sk.errors.InvalidInput, match="8"):
-        digits.predict.remote(np.zeros((28, 28), np.float32)).result(10)
+    with pytest.raises(TypeError, match="8, 8"):
+        digits.predict.remote(np.zeros((28, 28), np.float32))

@@ -31,9 +31,8 @@ def test_names_the_shape_at_any_pitch_and_phase(waves, shape, periods, phase):
 
 
 def test_refuses_a_signal_that_is_too_short(waves):
-    with pytest.raises(sk.errors.InvalidInput) as refused:
-        waves.predict.remote([0.0, 1.0]).result(10)
-    assert refused.value.fields[0]["path"] == "signal"
+    with pytest.raises(TypeError, match="signal"):
+        waves.predict.remote([0.0, 1.0])
 
 
 def test_a_constant_signal_has_no_overtones_and_no_fault(waves):
