@@ -55,7 +55,17 @@ class ResourceError(AuthorError):
 
 
 class SetupError(AuthorError):
-    """Importing, constructing, or warming up a service raised."""
+    """Importing, constructing, or warming up a service raised.
+
+    Args:
+        message: What happened, one line.
+        trace: The user's exception with its traceback, as text.
+    """
+
+    def __init__(self, message: str, *, trace: str = "") -> None:
+        super().__init__(f"{message}\n\n{trace}".rstrip())
+        self.message = message
+        self.trace = trace
 
 
 class WireError(ServekitError):

@@ -2,12 +2,18 @@
 
 import asyncio
 import inspect
+import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from servekit.core.call import JSON, Call, Payload
+from servekit.runtime.replica import Replica
+from servekit.spec.app import ServiceSpec
+from servekit.spec.definition import definition
 
 # The same examples on every run, and no verdict by the clock of a busy machine.
 settings.register_profile(
@@ -15,7 +21,7 @@ settings.register_profile(
 )
 settings.load_profile("ci")
 
-GIVE_UP_S = 30.0
+GIVE_UP_S = 15.0
 """After which a test that waits for something has failed; none comes near."""
 
 
@@ -68,3 +74,35 @@ def until_sync() -> Callable[[Callable[[], Any]], None]:
             time.sleep(0.001)
 
     return wait
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Awaitable[Replica]]]:
+    """Return `await start(Service)`: a replica that is ready, without the rest of an app."""
+    replicas: list[Replica] = []
+
+    async def ready(cls: type, /, **handles: object) -> Replica:
+        found = definition(cls)
+        spec = ServiceSpec(name=found.name, target="tests:None", limits=found.limits)
+        replicas.append(Replica(found, spec, replica_id=f"{found.name}-0"))
+        await replicas[-1].start(handles)
+        return replicas[-1]
+
+    yield ready
+    for replica in replicas:
+        replica._threads.close()
+
+
+@pytest.fixture
+def ask() -> Callable[..., Awaitable[Any]]:
+    """Return `await ask(handler, endpoint, body)`: the answer's value, or the reply of a stream."""
+
+    async def call(handler: Any, endpoint: str, body: object = None, /, **settings: Any) -> Any:
+        document = b"{}" if body is None else json.dumps(body).encode()
+        settings.setdefault("request_id", "r-1")
+        reply = await handler(Call("S", endpoint, Payload(JSON, (document,)), **settings))
+        if reply.payload is None:
+            return reply
+        return json.loads(bytes(reply.payload.segments[0]))
+
+    return call

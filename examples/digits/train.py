@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from skl2onnx import to_onnx
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 

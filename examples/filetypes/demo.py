@@ -54,7 +54,7 @@ KNOWN = {
 
 PORT = 3000
 START_LIMIT_S = 120.0
-BURST, CONCURRENCY = 400, 32
+BURST, CONCURRENCY = 200, 32
 RAW = {"content-type": "application/octet-stream"}
 
 
@@ -178,17 +178,22 @@ async def burst(url: str) -> None:
     say(f"  throughput  {BURST / took_s:7.0f} requests/s")
     say(f"  P50         {median(seconds) * 1000:7.1f} ms")
     say(f"  P99         {quantiles(seconds, n=100)[98] * 1000:7.1f} ms")
-    say(f"  batch size  {rows / runs if runs else 0:7.1f} files on average, in {runs:.0f} batches\n")
+    say(f"  batch size  {rows / max(runs, 1):7.1f} files on average, in {runs:.0f} batches\n")
 
 
 async def batches(client: httpx.AsyncClient) -> tuple[float, float]:
     """Return how many batches the model has run, and how many files were in them."""
-    text = (await client.get("/metrics")).text
-
-    def total(name: str) -> float:
-        return sum(float(n) for n in re.findall(rf"^servekit_batch_size_{name}{{.*}} (.*)$", text, re.M))
-
-    return total("count"), total("sum")
+    figures = (await client.get("/metrics")).text
+    count, total = (
+        sum(
+            map(
+                float,
+                re.findall(rf"^servekit_batch_size_{kind}{{.*}} (\S+)$", figures, re.MULTILINE),
+            )
+        )
+        for kind in ("count", "sum")
+    )
+    return count, total
 
 
 def invite(url: str, log: str) -> None:

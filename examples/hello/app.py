@@ -8,4 +8,4 @@ class Hello:
     @sk.endpoint
     def greet(self, name: str, times: int = 1) -> str:
         """Say hello, as often as you like."""
-        return f"{'hello, ' * times}{name}!".capitalize()
+        return f"{'Hello, ' * times}{name}!"

@@ -34,8 +34,8 @@ _OURS: Final = (
 
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Return whether a person looks at a stream (stdout by default)."""
-    stream = sys.stdout if stream is None else stream
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    looked_at = stream or sys.stdout
+    return looked_at.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def fail(message: str, *, hint: str = "") -> None:
@@ -55,26 +55,25 @@ def fail(message: str, *, hint: str = "") -> None:
 
 def write(*lines: Line, stream: TextIO | None = None) -> None:
     """Write lines, in colour where somebody sees it; long ones wrap by themselves."""
-    stream = sys.stdout if stream is None else stream
-    stream.write("".join(f"{text}\n" for text in _rendered(lines, stream)))
-    stream.flush()
+    sink = stream or sys.stdout
+    sink.write("".join(f"{text}\n" for text in _rendered(lines, sink)))
+    sink.flush()
 
 
 def rows(table: Sequence[Line], *, indent: str = "") -> Iterator[Line]:
-    """Yield lines with cells padded to columns; the last cell of a line is left as it is."""
-    columns = max((len(row) for row in table), default=0)
-    widths = [
-        max((len(row[index][0]) for row in table if index < len(row) - 1), default=0)
-        for index in range(columns)
+    """Yield lines with cells padded to columns; the last cell of a line is not padded."""
+    filled = [
+        row[: max((i + 1 for i, cell in enumerate(row) if cell[0]), default=0)] for row in table
     ]
-    for row in table:
-        last = len(row) - 1
+    columns = max((len(row) for row in filled), default=0)
+    widths = [
+        max(len(row[index][0]) for row in filled if index < len(row)) for index in range(columns)
+    ]
+    for row in filled:
         line = [(indent, "")]
-        for index, (text, style) in enumerate(row):
-            line.append((text, style))
-            if index < last:
-                line.append((" " * (widths[index] - len(text) + 2), ""))
-        yield line
+        for (text, style), width in zip(row, widths, strict=False):
+            line += [(text, style), (" " * (width - len(text) + 2), "")]
+        yield line[:-1] if row else []
 
 
 def trimmed(trace: str) -> str:

@@ -190,15 +190,17 @@ class _Show:
 def _banner(url: str, app: "AppSpec", settings: Settings, *, dev: bool) -> list[Line]:
     """Return what to know of a running app: where it is, its routes, its pages."""
     here, *elsewhere = _urls(url, settings.host)
-    pages = [("docs", "/docs")] + ([("playground", "/playground")] if dev else [])
-    routes = rows(list(_routes(app)), indent="    ")
+    pages = ["docs", "playground"] if dev else ["docs"]
+    gap: list[Line] = [[]] if is_terminal() else []
     end = "saving a file reloads it, Ctrl-C stops it" if dev else "Ctrl-C stops it"
     return [
-        [("serving ", ""), (app.root, "bold"), (" at ", ""), (here, "bold cyan")],
-        *([("    also at ", "dim"), (other, "cyan")] for other in elsewhere),
-        *routes,
-        *rows([[(name, "dim"), (here + path, "cyan")] for name, path in pages]),
-        *([[(end, "dim")]] if is_terminal() else []),
+        [(app.root, "bold"), (" is serving at ", ""), (here, "bold cyan")],
+        *([("and at ", ""), (other, "cyan")] for other in elsewhere),
+        *gap,
+        *rows(list(_routes(app)), indent="  "),
+        *gap,
+        *rows([[(page, "dim"), (f"{here}/{page}", "cyan")] for page in pages], indent="  "),
+        *([[], [(end, "dim")]] if is_terminal() else []),
     ]
 
 

@@ -99,7 +99,8 @@ def _service(service: "ServiceStatus") -> Iterator[Line]:
             (service.state, _STATES.get(service.state, "yellow")),
         ]
     if service.restarts:
-        yield [("", ""), (f"{service.restarts} restarted", "yellow")]
+        count = f"{service.restarts} restart{'s' if service.restarts > 1 else ''}"
+        yield [("", ""), (count, "yellow")]
 
 
 def _replica(replica: "ReplicaStatus") -> Iterator[tuple[str, str]]:
@@ -108,7 +109,7 @@ def _replica(replica: "ReplicaStatus") -> Iterator[tuple[str, str]]:
     yield replica.state, _STATES.get(replica.state, "")
     yield str(replica.ongoing), ""
     yield str(replica.finished), ""
-    yield f"{replica.rss / 2**20:.0f} MiB" if replica.rss else "", ""
+    yield f"{replica.rss / 2**20:.0f} MiB" if replica.rss else "-", ""
     if replica.trouble:
         yield replica.trouble, "red"
 

@@ -22,20 +22,23 @@ class Headers(Mapping[str, str]):
 
     Args:
         encoded: msgpack `[[name, value], ...]`, or b"" for none.
+
+    Attributes:
+        encoded: The same, to be sent on.
     """
 
-    __slots__ = ("_encoded", "_table")
+    __slots__ = ("_table", "encoded")
 
     def __init__(self, encoded: Buffer = b"") -> None:
-        self._encoded = encoded
+        self.encoded = encoded
         self._table: dict[str, str] | None = None
 
     def _decoded(self) -> dict[str, str]:
         table = self._table
         if table is None:
             table = {}
-            if len(self._encoded):
-                pairs: list[tuple[_Text, _Text]] = msgspec.msgpack.decode(self._encoded)
+            if len(self.encoded):
+                pairs: list[tuple[_Text, _Text]] = msgspec.msgpack.decode(self.encoded)
                 for name, value in pairs:
                     key = _text(name).lower()
                     text = _text(value)

@@ -5,12 +5,14 @@ code prints while it is imported goes to stderr, where it belongs.
 """
 
 import asyncio
+import hashlib
 import os
 import sys
-import traceback
+from pathlib import Path
 
 import msgspec
 
+from servekit.core.tracebacks import user_traceback
 from servekit.errors import AuthorError, SetupError
 from servekit.spec.app import AppSpec
 
@@ -21,12 +23,14 @@ class Described(msgspec.Struct, frozen=True):
     Attributes:
         app: None when it can't be described.
         search_path: Folders that loading it put onto `sys.path`.
+        sources: Files of the modules that it imported from outside of Python's installation.
         error: What is wrong, one line.
         trace: The user's exception, when it was one.
     """
 
     app: AppSpec | None = None
     search_path: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     error: str = ""
     trace: str = ""
 
@@ -57,12 +61,12 @@ async def describe_elsewhere(target: str) -> Described:
         raise SetupError(f"importing {target} ended the process with code {code}")
     found = msgspec.json.decode(written, type=Described)
     if found.app is None:
-        raise SetupError(found.error + (f"\n\n{found.trace}" if found.trace else ""))
+        raise SetupError(found.error, trace=found.trace)
     return found
 
 
 def _describe(target: str) -> Described:
-    from servekit.spec.describe import describe  # noqa: PLC0415
+    from servekit.spec.describe import describe, own_sources  # noqa: PLC0415
     from servekit.spec.target import load  # noqa: PLC0415
 
     before = set(sys.path)
@@ -70,12 +74,37 @@ def _describe(target: str) -> Described:
         app = describe(load(target))
     except AuthorError as error:
         cause = error.__cause__
-        trace = "".join(traceback.format_exception(cause)) if isinstance(error, SetupError) else ""
+        trace = user_traceback(cause) if isinstance(error, SetupError) and cause else ""
         return Described(error=str(error), trace=trace)
-    except Exception:  # noqa: BLE001  (user code runs at import)
-        return Described(error=f"describing {target} raised", trace=traceback.format_exc())
-    added = [path for path in sys.path if path not in before]
-    return Described(app=app, search_path=tuple(added))
+    except Exception as error:  # noqa: BLE001  (user code runs at import)
+        return Described(error=f"describing {target} raised", trace=user_traceback(error))
+    sources = own_sources()
+    return Described(
+        app=_with_shared_code(app, sources),
+        search_path=tuple(path for path in sys.path if path not in before),
+        sources=tuple(map(str, sources)),
+    )
+
+
+def _with_shared_code(app: AppSpec, sources: tuple[Path, ...]) -> AppSpec:
+    """Let every service's digest cover the author's modules that hold no service themselves.
+
+    A service's own module is in its digest already; who imports which helper is not looked into.
+    """
+    named = {service.target.rpartition(":")[0] for service in app.services}
+    holders = {Path(getattr(sys.modules.get(name), "__file__", None) or name) for name in named}
+    shared = hashlib.sha256()
+    for source in sources:
+        if source not in {holder.resolve() for holder in holders}:
+            shared.update(source.read_bytes())
+    services = [
+        msgspec.structs.replace(
+            service,
+            code=hashlib.sha256(service.code.encode() + shared.digest()).hexdigest()[:12],
+        )
+        for service in app.services
+    ]
+    return AppSpec(root=app.root, services=tuple(services))
 
 
 def _main(target: str, fd: int) -> None:

@@ -3,20 +3,16 @@
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servekit.core.aio import Tasks
-from servekit.engine.description import Described, describe_elsewhere
-from servekit.errors import AuthorError
-from servekit.observe.log import get_logger
+from servekit.engine.description import describe_elsewhere
 from servekit.settings import Settings
 
 if TYPE_CHECKING:
     from servekit.engine.supervisor import Supervisor
-
-_log = get_logger("servekit.serve")
 
 
 async def serve(
@@ -57,6 +53,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGINT, interrupt)
     loop.add_signal_handler(signal.SIGTERM, ending.set)
     tasks = Tasks()
+    described_at = time.time()
     starting = asyncio.ensure_future(describe_elsewhere(target))
     await asyncio.sleep(0)  # its process is on its way now, and imports while this one does
     from servekit.engine import supervisor as engine  # noqa: PLC0415  (0.1 s)
@@ -72,7 +69,11 @@ async def serve(
             return
         on_ready(supervisor)
         if dev:
-            tasks.spawn(_reload(target, supervisor, described), name="reload")
+            from servekit.engine.reload import follow  # noqa: PLC0415
+
+            tasks.spawn(
+                follow(target, supervisor, described, described_at=described_at), name="reload"
+            )
         await ending.wait()
         on_ending()
     finally:
@@ -94,17 +95,3 @@ async def _unless(ending: asyncio.Event, work: asyncio.Future[Any]) -> bool:
         return False
     work.result()
     return True
-
-
-async def _reload(target: str, supervisor: "Supervisor", described: Described) -> None:
-    """Roll to the new code each time that a source file is saved."""
-    from watchfiles import PythonFilter, awatch  # noqa: PLC0415  (dev only)
-
-    folders = {Path.cwd(), *(Path(folder) for folder in described.search_path)}
-    async for _ in awatch(*folders, watch_filter=PythonFilter(), recursive=True):
-        try:
-            changed = await supervisor.roll(await describe_elsewhere(target))
-        except AuthorError as error:
-            _log.error("reload failed, the old code goes on", error=str(error))
-        else:
-            _log.info("reloaded", changed=", ".join(changed) or "nothing")

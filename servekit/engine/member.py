@@ -20,6 +20,7 @@ class State(StrEnum):
     """Where a member is in its life."""
 
     STARTING = "starting"
+    STANDBY = "standby"
     READY = "ready"
     UNREADY = "unready"
     DRAINING = "draining"
@@ -62,7 +63,7 @@ class Member:
         return Target(self.id, self._order.address, self.spec.version)
 
     async def start(self, timeout_s: float) -> Started:
-        """Have it load and set up the service; returns when it is ready.
+        """Have it load and set up the service; returns when it could take calls.
 
         Raises:
             SetupError: User code raised, the process died, or it took too long.
@@ -70,6 +71,7 @@ class Member:
         asking = asyncio.ensure_future(
             self.process.ask("start", self._order, answer=Started, timeout_s=timeout_s)
         )
+        asking.add_done_callback(_seen)
         await asyncio.wait([asking, self.process.ended], return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
             asking.cancel()
@@ -82,8 +84,8 @@ class Member:
                 cause = self.process.ended.result()
             raise SetupError(f"{self.id} did not start: {cause}") from error
         if started.error:
-            raise SetupError(f"{started.error}\n\n{started.traceback}".rstrip())
-        self.state, self.ready_at = State.READY, now()
+            raise SetupError(started.error, trace=started.traceback)
+        self.state, self.ready_at = State.STANDBY, now()
         return started
 
     async def check(self) -> None:
@@ -121,6 +123,12 @@ class Member:
         await self.process.stop(grace_s)
         if self._probe is not None:
             await self._probe.close()
+
+
+def _seen(asking: asyncio.Future[Started]) -> None:
+    # When the process ends first, nobody asks for this outcome any more.
+    if not asking.cancelled():
+        asking.exception()
 
 
 async def spawn(

@@ -13,7 +13,7 @@ from servekit.core.call import now
 from servekit.engine.member import Member, State
 from servekit.engine.scaler import Scaler
 from servekit.engine.table import ServiceTargets
-from servekit.errors import AuthorError, SetupError
+from servekit.errors import AuthorError, ResourceError, SetupError
 from servekit.observe.log import get_logger
 from servekit.spec.app import ServiceSpec
 from servekit.spec.policy import Autoscale
@@ -27,6 +27,8 @@ _DOWN_AFTER = 3
 """Failures in a row after which calls are refused instead of held."""
 _KILL_AFTER_S = 6.0
 """A replica that did not answer for this long is killed."""
+_END_S = 1.0
+"""What a replica that has no calls on board gets to end by itself."""
 
 DEFAULT_TARGET_ONGOING = 10.0
 
@@ -82,6 +84,9 @@ class Pool:
 
     def adopt(self, spec: ServiceSpec) -> None:
         """Want this revision from now on; `prepare` it first to be sure that it starts."""
+        for member in self.members:
+            if member.state is State.STANDBY and member.spec.revision == spec.revision:
+                member.state = State.READY
         policy = spec.replicas
         self.spec = spec
         if isinstance(policy, Autoscale):
@@ -146,18 +151,19 @@ class Pool:
         Raises:
             SetupError: One could not start.
         """
-        starts = [self._tasks.spawn(self.prepare(self.spec)) for _ in range(self.desired)]
+        starts = [asyncio.ensure_future(self.prepare(self.spec)) for _ in range(self.desired)]
         try:
             await asyncio.gather(*starts)
         except AuthorError:
             for start in starts:
                 start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
             raise
         self._changed()
         self._tasks.spawn(self._reconcile(), name=f"pool {self.spec.name}")
 
     async def prepare(self, spec: ServiceSpec) -> Member:
-        """Start one replica of a revision and wait until it is ready; it takes calls from then on.
+        """Start one replica of a revision; it takes calls when the revision is adopted.
 
         Raises:
             SetupError: It could not start; nothing is left of it.
@@ -169,7 +175,7 @@ class Pool:
             started = await member.start(self._start_timeout_s)
         except BaseException:
             member.state = State.ENDED
-            await member.end(1.0)
+            await member.end(_END_S)
             raise
         _log.info("replica ready", replica=member.id, took_s=round(started.load_s, 2))
         self._last_error = ""
@@ -188,7 +194,7 @@ class Pool:
                 await self._start_one()
                 continue
             # Starting ones hold no calls yet, so they are the first to go.
-            current.sort(key=lambda m: (m.state is State.READY, m.ready_at))
+            current.sort(key=lambda m: (m.state is not State.STARTING, m.ready_at))
             self._retire(current, len(current) - self.desired)
             await self._wake.wait()
 
@@ -203,11 +209,17 @@ class Pool:
             else:
                 return
         try:
-            await self.prepare(self.spec)
+            member = await self.prepare(self.spec)
+            if member.state is State.STANDBY and member.spec.revision == self.spec.revision:
+                member.state = State.READY
         except SetupError as error:
             self._last_error = str(error)
-            _log.error("replica failed to start", service=self.spec.name, error=str(error))
+            _log.error("replica failed to start", why=error.message, traceback=error.trace)
             self._failed("setup")
+        except ResourceError as error:
+            self._last_error = str(error)
+            _log.error("no room for a replica", service=self.spec.name, why=str(error))
+            self._failed("resources")
         self._changed()
 
     def _retire(self, members: list[Member], count: int) -> None:
@@ -232,7 +244,7 @@ class Pool:
         was, member.state = member.state, State.ENDED
         if member in self.members:
             self.members.remove(member)
-        if was in (State.READY, State.UNREADY) and not self._closing:
+        if was in (State.STANDBY, State.READY, State.UNREADY) and not self._closing:
             _log.error("replica died", replica=member.id, cause=cause, pid=member.process.pid)
             if now() - member.ready_at > _PROVEN_S:
                 self._failures = 0
@@ -261,10 +273,14 @@ class Pool:
     async def close(self) -> None:
         """Drain all replicas and end them."""
         self._closing = True
-        members = list(self.members)
-        for member in members:
+        # Starting ones hold no calls, and may be busy with their set-up for long.
+        ends = [
+            m.end(_END_S) if m.state is State.STARTING else m.drain(self._drain_s)
+            for m in self.members
+        ]
+        for member in self.members:
             member.state = State.DRAINING
-        await asyncio.gather(*(m.drain(self._drain_s) for m in members))
+        await asyncio.gather(*ends)
         await self._tasks.close()
 
 

@@ -16,11 +16,14 @@ from typing import TypeVar
 import msgspec
 
 from servekit.engine.control import Verb, ask, handler
+from servekit.errors import ReplicaLost, WireError
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 
 T = TypeVar("T")
 
+_GREETING_S = 120.0
+"""A child greets when Python and our modules are loaded, which takes its time on a busy machine."""
 _SIGNALS = {s.value: s.name for s in signal.Signals}
 _HINTS = {
     signal.SIGKILL.value: " (out of memory, or killed by hand)",
@@ -93,7 +96,12 @@ class Process:
             theirs.close()
             os.close(watched)
         _, connection = await loop.create_connection(
-            lambda: Connection(Hello(replica="supervisor"), client=False, handler=handler(verbs)),
+            lambda: Connection(
+                Hello(replica="supervisor"),
+                client=False,
+                handler=handler(verbs),
+                greeting_s=_GREETING_S,
+            ),
             sock=ours,
         )
         return cls(name, child, connection, lifeline)
@@ -107,7 +115,10 @@ class Process:
         timeout_s: float | None = None,
     ) -> T:
         """Ask the child something; see `control.ask`."""
-        await self._connection.greeted()
+        try:
+            await self._connection.greeted()
+        except WireError as error:
+            raise ReplicaLost(f"{self.name} ended: {error}", started=False) from error
         return await ask(self._connection, verb, body, answer=answer, timeout_s=timeout_s)
 
     def signal(self, number: signal.Signals) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 import sys
-import traceback
 from collections.abc import Mapping
 
 import msgspec
 
 from servekit.core.call import Call, Reply, now
+from servekit.core.tracebacks import user_traceback
 from servekit.engine import child
 from servekit.engine.control import (
     SERVICE,
@@ -58,8 +58,7 @@ class ReplicaWorker:
             await self._become(order)
         except Exception as error:  # noqa: BLE001  (whatever user code raises goes to the author)
             cause = error.__cause__ if isinstance(error, AuthorError) else error
-            trace = "".join(traceback.format_exception(cause or error))
-            return Started(error=str(error), traceback=trace)
+            return Started(error=str(error), traceback=user_traceback(cause or error))
         assert self._listener is not None
         return Started(address=self._listener.address.text, load_s=now() - began)
 

@@ -12,8 +12,9 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -141,31 +142,40 @@ class Supervisor:
         self.app, before = app, self.app
         new_pools = {spec.name: self._pool(spec) for spec in added}
         self._pools |= new_pools
-        prepared: list[Member] = []
+        starts = [asyncio.ensure_future(pool.start()) for pool in new_pools.values()]
+        prepares = [asyncio.ensure_future(self._pools[s.name].prepare(s)) for s in changed]
         try:
-            for spec in (*added, *changed):
-                if spec.name in new_pools:
-                    await new_pools[spec.name].start()
-                else:
-                    prepared.append(await self._pools[spec.name].prepare(spec))
-                self._publish()
+            await asyncio.gather(*starts, *prepares)
         except BaseException:
             self.app = before
-            for name, pool in new_pools.items():
-                del self._pools[name]
-                await pool.close()
-            for member in prepared:
-                await member.drain(self._settings.drain_s)
-            self._publish()
+            await self._undo(new_pools, (*starts, *prepares), prepares)
             raise
         for spec in changed:
             self._pools[spec.name].adopt(spec)
+        self._publish()
         await self._tell_gateway(app)
         for name in old.keys() - {s.name for s in app.services}:
             pool = self._pools.pop(name)
             self._publish()
             self._tasks.spawn(pool.close(), name=f"close {name}")
         return [spec.name for spec in (*added, *changed)]
+
+    async def _undo(
+        self,
+        pools: Mapping[str, Pool],
+        works: Sequence[asyncio.Future[Any]],
+        prepares: Sequence[asyncio.Future[Member]],
+    ) -> None:
+        """End what a failed roll has started; the running revision was not touched."""
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        for prepare in prepares:
+            if not prepare.cancelled() and prepare.exception() is None:
+                await prepare.result().end(2.0)
+        for name, pool in pools.items():
+            del self._pools[name]
+            await pool.close()
 
     async def stop(self) -> None:
         """Finish the requests on board, then end all processes and remove all sockets."""

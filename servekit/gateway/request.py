@@ -25,7 +25,8 @@ def read_call(route: Route, scope: Scope, started: float) -> Call:
         BadRequest: A header can't be read.
         PayloadTooLarge: The body's declared length is over the route's limit.
     """
-    call = Call(route.service, route.endpoint, Payload("", ()), request_id="")
+    # Without an Accept header anything will do (RFC 9110, 12.5.1).
+    call = Call(route.service, route.endpoint, Payload("", ()), request_id="", accept="*/*")
     call.idempotent = route.spec.idempotent
     timeout_s = route.timeout_s
     headers: list[tuple[bytes, bytes]] = scope["headers"]

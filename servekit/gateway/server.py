@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from servekit.core.call import JSON, Buffer
-from servekit.errors import BadRequest, HeadTooLarge
+from servekit.errors import BadRequest, CallError, HeadTooLarge
 from servekit.gateway.asgi import App
 from servekit.gateway.http import TASK
 
@@ -104,7 +104,7 @@ class _Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that can't be read, and hang up."""
-        error = BadRequest(msg)
+        error: CallError = BadRequest(msg)
         if self._too_large:
             error = HeadTooLarge(f"the request line and headers are over {_MAX_HEAD_BYTES} bytes")
         body = msgspec.json.encode({"error": error.details()})

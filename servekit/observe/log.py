@@ -122,6 +122,8 @@ def configure(
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+        logger.setLevel(logging.ERROR)  # what else it says, we say or any client can provoke
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
     # For user code that logs with structlog itself.
     structlog.configure(
         processors=[
@@ -173,7 +175,7 @@ def _json(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
 
 def _console(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
     time: datetime = line.pop("time")
-    blocks = [line.pop(key) for key in ("stack", "exception") if key in line]
+    blocks = [line.pop(key) for key in ("stack", "exception", "traceback") if key in line]
     head = [
         f"{time.astimezone():%H:%M:%S}.{time.microsecond // 1000:03d}",
         f"{line.pop('level'):<8}",

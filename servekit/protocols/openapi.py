@@ -214,7 +214,9 @@ def _query(operation: _Operation, names: "_Names") -> Iterator[dict[str, Any]]:
         return
     schema = names.of(operation, "Input")
     required = schema.get("required", [])
-    for name, declared in schema.get("properties", {}).items():
+    properties: dict[str, Schema] = schema.get("properties", {})
+    for name in dict.fromkeys([*required, *properties]):
+        declared = properties[name]
         parameter = {"name": name, "in": "query", "required": name in required, "schema": declared}
         if "description" in declared:
             parameter["description"] = declared["description"]
@@ -274,7 +276,12 @@ def _success(operation: _Operation, names: "_Names") -> dict[str, Any]:
     if operation.many:
         item = {
             "oneOf": [
-                {"type": "object", "required": ["result"], "properties": {"result": schema}},
+                {
+                    "title": "Result",
+                    "type": "object",
+                    "required": ["result"],
+                    "properties": {"result": schema},
+                },
                 {"$ref": f"{_REF}Error"},
             ]
         }

@@ -7,6 +7,7 @@ together; every caller gets its own row, or its own error.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import index
 from typing import Any
 
 import msgspec
@@ -136,11 +137,12 @@ class Batched:
     def _enter(self, args: tuple[Any, ...], call: Call) -> _Waiting:
         self._last_id += 1
         definition, axis = self._definition, self._policy.axis
+        rows = 1 if axis is None else self._rows(args[0].shape, axis)
         try:
-            if axis is not None:
-                rows = args[0].shape[axis]
-            else:
-                rows = 1 if definition.size_of is None else definition.size_of(args[0])
+            if definition.size_of is not None:
+                rows = index(definition.size_of(args[0]))
+                if rows < 1:
+                    raise ValueError(f"size_of returned {rows}, not 1 or more")  # noqa: TRY301
             key = None if definition.bucket_by is None else definition.bucket_by(args[0])
             if axis is not None:
                 shape = args[0].shape
@@ -152,6 +154,16 @@ class Batched:
         waiting = _Waiting(args, call, future, self._last_id, rows, key)
         self._carry_out(self._batcher.arrive(now(), waiting))
         return waiting
+
+    def _rows(self, shape: tuple[int, ...], axis: int) -> int:
+        if len(shape) <= axis or not shape[axis]:
+            message = f"shape {shape} has no rows along axis {axis}"
+            raise InvalidInput(
+                f"{self._where}: {message}",
+                fields=[{"path": "", "message": message, "type": "array_shape"}],
+                started=False,
+            )
+        return shape[axis]
 
     async def _result(self, waiting: _Waiting) -> Any:
         self._meter.ongoing += 1

@@ -64,7 +64,7 @@ class Entry:
 
 Reason: TypeAlias = Literal[
     "queue_full",  # max_queued entries wait already
-    "deadline_unreachable",  # on arrival: it would end too late
+    "deadline_unreachable",  # it would end too late
     "deadline_passed",  # it expired before its turn came
     "overload",  # dropped early, so that those behind it can be served in time
     "too_large",  # more rows than any batch may have
@@ -425,9 +425,10 @@ class Batcher:
 
         Going through the line in order, an entry is refused if it has expired, or if it leaves
         less room than the batch must have to keep up with the load; else it joins, as long as the
-        batch meets the earliest deadline in it. Two batches are formed whatever the model says:
-        an only entry, and the probe that is due when nothing has been measured for a while.
-        Otherwise a model that is too pessimistic would never see what could correct it.
+        batch meets the earliest deadline in it. The last one is not refused for the sake of
+        others, but only if even the expected latency is too long for it. What has just arrived at
+        an idle device runs whatever the model says, and so does the probe that is due when nothing
+        has been measured for a while: a model that is too pessimistic must see what corrects it.
         """
         line = self._queue.first()
         tickets = line.tickets
@@ -445,10 +446,14 @@ class Batcher:
                 reason: Reason | None = None
                 if deadline <= now:
                     reason = "deadline_passed"
-                elif not probe and (members or dropped + 1 < len(tickets)):
+                elif probe or entry.arrived == now:
+                    pass
+                elif members or dropped + 1 < len(tickets):
                     waiting = self._waiting(line, rank) - dropped_rows
                     if room < self._need(rate, waiting, deadline - entry.arrived):
                         reason = "overload"
+                elif now + self._model.expected(self._size(entry.rows)) > deadline:
+                    reason = "deadline_unreachable"
                 if reason is not None:
                     decisions.append(self._refuse(entry, reason, self._retry_after(now)))
                     dropped += 1
@@ -502,7 +507,9 @@ class Batcher:
         head = line.tickets[0][3]
         rows = line.rows
         model = self._model
-        if rows >= self._cap or (rows + 1) * gap + rows * model.beta >= model.alpha:
+        if rows >= self._cap or len(self._queue) >= self._max_queued:
+            return False
+        if (rows + 1) * gap + rows * model.beta >= model.alpha:
             return False
         if self._held_since is None:
             self._held_since = now

@@ -6,7 +6,7 @@ graphs see few sizes; the padding never reaches a caller.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, cast
 
 from servekit.errors import InvalidOutput
@@ -49,7 +49,7 @@ def split(result: Any, rows: Sequence[int], policy: BatchPolicy, *, where: str) 
     """
     if policy.axis is None:
         wanted = padded_size(len(rows), policy)
-        if isinstance(result, str | bytes) or not hasattr(result, "__len__"):
+        if isinstance(result, str | bytes | Mapping | Set) or not hasattr(result, "__len__"):
             kind = type(result).__name__
             raise InvalidOutput(f"{where} returned a {kind}, not a list with a result per item")
         if len(result) != wanted:

@@ -156,7 +156,11 @@ class Stream(Endpoint):
         CURRENT.set(context)
         values: AsyncIterator[Any]
         if self._is_async:
-            values, release = self._fn(*args, **kwargs), self._leave
+            try:
+                values, release = self._fn(*args, **kwargs), self._leave
+            except Exception as error:  # a plain function that returns an iterator
+                self._leave()
+                raise masked(error, self._where, call.request_id) from error
         else:
             values, release = Pump(partial(self._fn, *args, **kwargs), context), None
             self._in_thread(context, values.run).add_done_callback(values.ended)

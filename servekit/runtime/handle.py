@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, now
-from servekit.core.context import CURRENT
+from servekit.core.context import CURRENT, Headers
 from servekit.errors import Cancelled, InvalidInput, suggest
 from servekit.runtime.remote import RemoteCall, RemoteStream
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition
@@ -166,6 +166,8 @@ class RemoteMethod:
                 raise Cancelled("the caller of the call that is being served has left")
             call.request_id = context.request_id
             call.traceparent = context.traceparent
+            if isinstance(context.headers, Headers):
+                call.headers = bytes(context.headers.encoded)
             if context.deadline is not None and (deadline is None or context.deadline < deadline):
                 deadline = context.deadline
         call.deadline = deadline

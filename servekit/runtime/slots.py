@@ -57,6 +57,7 @@ class Slots:
         except asyncio.CancelledError:
             if waiter.cancelled():
                 self.queued -= 1
+                self._hand_over()  # somebody may have queued behind this one while slots were free
             else:
                 self.release()  # the slot was handed over in the same turn
             raise
@@ -64,10 +65,12 @@ class Slots:
     def release(self) -> None:
         """Give a slot back; the longest waiter gets it."""
         self.running -= 1
+        self._hand_over()
+
+    def _hand_over(self) -> None:
         while self._waiters and self.running < self.limit:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self.queued -= 1
                 self.running += 1
                 waiter.set_result(None)
-                return

@@ -70,8 +70,9 @@ class Threads:
             if not job.future.cancelled():
                 try:
                     job.value = job.context.run(job.call)
-                except StopIteration as error:  # a future can't carry it
-                    job.error = ServekitError(f"StopIteration raised: {error}")
+                except (StopIteration, SystemExit) as error:  # it would end a future, or the loop
+                    job.error = ServekitError(f"{type(error).__name__} raised: {error}")
+                    job.error.__cause__ = error
                 except BaseException as error:  # noqa: BLE001  (goes to the caller)
                     job.error = error
             self._finished.append(job)

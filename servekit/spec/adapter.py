@@ -6,8 +6,9 @@ Imports pydantic, so others import it late, when an endpoint is really declared.
 from collections.abc import Iterator
 from typing import Any, cast
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic_core import core_schema
 from typing_extensions import TypeAliasType
 
 from servekit.errors import SpecError
@@ -20,6 +21,22 @@ _STRICT: ConfigDict = {
     "val_json_bytes": "base64",
 }
 _alias: Any = TypeAliasType
+
+
+class FailFast:
+    """Metadata of a list: stop at its first wrong item.
+
+    Else a list of a million wrong items becomes a million error objects. (pydantic's own marker
+    isn't hashable, so it can't be in a union.)
+    """
+
+    __slots__ = ()
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        schema = handler(source)
+        return {**schema, "fail_fast": True} if schema["type"] == "list" else schema
 
 
 def build(hint: Any, *, where: str, finite: bool = False) -> TypeAdapter[Any]:

@@ -95,7 +95,7 @@ def from_msgpack(data: Buffer) -> list[Buffer]:
         tree = msgspec.msgpack.decode(data, ext_hook=stand_in)
         # bytes become base64 text, which is what they are in JSON.
         segments[0] = to_json(tree, inf_nan_mode="constants", bytes_mode="base64")
-    except (ValueError, TypeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise BadRequest(f"invalid MessagePack: {str(error)[:100]}", started=False) from None
     return segments
 
@@ -161,7 +161,7 @@ def unpack(data: Buffer) -> Any:
 
     try:
         return msgspec.msgpack.decode(data, ext_hook=array)
-    except (ValueError, RecursionError, TypeError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise BadRequest(f"invalid MessagePack: {str(error)[:100]}") from None
 
 

@@ -11,14 +11,13 @@ Imports pydantic, so others import it late, when an endpoint is really declared.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NoReturn, TypeAlias, cast, get_args
 
-from pydantic import FailFast
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import SchemaValidator, ValidationError, from_json, to_json
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY, Buffer, Payload
 from servekit.errors import BadRequest, CallError, InvalidInput, SpecError, UnsupportedMedia
 from servekit.spec import body, fields, tensor
-from servekit.spec.adapter import build, schema_kinds
+from servekit.spec.adapter import FailFast, build, schema_kinds
 from servekit.spec.array import ArraySpec
 from servekit.spec.segment import BytesSpec
 
@@ -90,7 +89,6 @@ class Codec:
 
     def many(self) -> "Codec":
         """Return the codec of a list of such values."""
-        # A list of a million wrong items must not become a million error objects.
         hint: Any = list.__class_getitem__(self._hint)
         return self.of(Annotated[hint, FailFast()])
 

@@ -36,6 +36,23 @@ def describe(root: type | ServiceRef[Any]) -> AppSpec:
     return AppSpec.from_json(app.to_json())
 
 
+def own_sources() -> tuple[Path, ...]:
+    """Return the files of all imported modules that are neither installed nor servekit's own."""
+    own = Path(__file__).resolve().parent.parent
+    files = {
+        Path(file).resolve()
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None)) is not None
+    }
+    return tuple(
+        sorted(
+            file
+            for file in files
+            if file.suffix == ".py" and not any(map(file.is_relative_to, (own, *_INSTALLED)))
+        )
+    )
+
+
 def _service(service: ServiceDefinition) -> ServiceSpec:
     _check_args(service)
     return ServiceSpec(

@@ -32,7 +32,10 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 3, 3
 
 def shorten(value: object) -> str:
     """Return a value's repr in at most 100 characters, without making a longer one first."""
-    text = _SHORT.repr(value)
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # an int of more digits than Python agrees to print
+        return f"a very large {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

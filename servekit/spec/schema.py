@@ -59,10 +59,11 @@ class InputSchema:
         self.binary: Binary = self._codec.binary
         self.json_schema = self._codec.json_schema("validation")
         if not self._body:
-            self._describe_defaults()
+            self._describe_parameters()
 
-    def _describe_defaults(self) -> None:
+    def _describe_parameters(self) -> None:
         self.json_schema.pop("title", None)
+        self.json_schema["additionalProperties"] = False  # pydantic before 2.12 leaves it out
         for param in self._params:
             if not param.required:
                 try:

@@ -236,9 +236,8 @@ def _mark(hint: Any) -> Any:
         copy_with = getattr(hint, "copy_with", None)
         hint = copy_with(marked_args) if copy_with else origin[marked_args]
     if origin is list:
-        from pydantic import FailFast  # noqa: PLC0415
+        from servekit.spec.adapter import FailFast  # noqa: PLC0415  (pydantic comes with it)
 
-        # A list of a million wrong items must not become a million error objects.
         return Annotated[hint, FailFast()]
     return hint
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import cast
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -19,6 +20,7 @@ from servekit.errors import (
     Cancelled,
     DeadlineExceeded,
     ExecutionError,
+    PayloadTooLarge,
     ReplicaLost,
     Unavailable,
     WireError,
@@ -75,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
             is the guard.
         own_load: Gives the figures that ride on each reply.
         deadlines: Timers of the calls made from here; shared between connections.
+        greeting_s: Longest wait for the peer's greeting.
 
     Attributes:
         peer: The other side's greeting.
@@ -94,11 +97,13 @@ class Connection(asyncio.BufferedProtocol):
         secret: bytes = b"",
         own_load: Callable[[], Load] = no_load,
         deadlines: Deadlines | None = None,
+        greeting_s: float = _GREETING_TIMEOUT_S,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._handler = handler
         self._own_load = own_load
         self._deadlines = deadlines or Deadlines(loop)
+        self._greeting_s = greeting_s
         self._greeting = Greeting(hello, client=client, secret=secret)
         self._greeted: asyncio.Future[None] = loop.create_future()
         self._reader = FrameReader(_MAX_GREETING)
@@ -107,7 +112,8 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked: asyncio.Future[None] | None = None
         self._last_id = 0
         self._pending: dict[int, asyncio.Future[Reply]] = {}
-        self._incoming: dict[int, IncomingStream] = {}
+        # Weak, so that a stream which its reader dropped is closed.
+        self._incoming: WeakValueDictionary[int, IncomingStream] = WeakValueDictionary()
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._outgoing: dict[int, OutgoingStream] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
@@ -171,7 +177,11 @@ class Connection(asyncio.BufferedProtocol):
             call.headers,
         )
         reply: asyncio.Future[Reply] = self._loop.create_future()
-        self._send(encode(Kind.CALL, id_, _pack(header), payload.segments))
+        try:
+            frame = encode(Kind.CALL, id_, _pack(header), payload.segments)
+        except WireError as error:
+            raise PayloadTooLarge(f"the call can't be sent: {error}", started=False) from error
+        self._send(frame)
         self._pending[id_] = reply
         timer = None
         if call.deadline is not None:
@@ -248,12 +258,16 @@ class Connection(asyncio.BufferedProtocol):
                 await asyncio.shield(self.lost)
         self._transport.abort()
 
+    def abort(self) -> None:
+        """End the connection at once; what is queued is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def _fail(self, error: WireError) -> None:
         _log.warning("connection closed", error=str(error), peer=self.peer.replica)
         if not self._greeted.done():
             self._greeted.set_exception(error)
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
 
     # -- transport ---------------------------------------------------------------------------
 
@@ -261,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
         """Greet the peer."""
         self._transport = cast("asyncio.Transport", transport)
         self._send(self._greeting.start())
-        self._loop.call_later(_GREETING_TIMEOUT_S, self._greeting_is_due)
+        self._loop.call_later(self._greeting_s, self._greeting_is_due)
 
     def _greeting_is_due(self) -> None:
         if not self._greeted.done():
@@ -356,7 +370,8 @@ class Connection(asyncio.BufferedProtocol):
             self._on_end(id_, header)
         elif kind == Kind.CANCEL:
             if (task := self._serving.get(id_)) is not None:
-                task.cancel()
+                # Behind its first step: a task cancelled before never runs, not even its `finally`.
+                self._loop.call_soon(task.cancel)
         elif kind == Kind.CREDIT:
             if (outgoing := self._outgoing.get(id_)) is not None:
                 outgoing.grant(_unpack_credit(header))
@@ -511,4 +526,10 @@ class Connection(asyncio.BufferedProtocol):
             error.started,
             self._own_load(),
         )
-        self._send(encode(Kind.ERROR, id_, _pack(head)))
+        try:
+            frame = encode(Kind.ERROR, id_, _pack(head))
+        except Exception:  # noqa: BLE001  (too long, or not text: the caller must not wait for ever)
+            message = str(error.message)[:1000].encode("utf-8", "replace").decode()
+            short = msgspec.structs.replace(head, message=message, reason=error.code, fields=[])
+            frame = encode(Kind.ERROR, id_, _pack(short))
+        self._send(frame)

@@ -59,6 +59,8 @@ class Greeting:
                     f"the peer speaks protocol {peer.protocol}, this side {PROTOCOL}; "
                     "run the same servekit version on both"
                 )
+            if peer.nonce and not self._secret:
+                raise WireError("the peer wants proof of the app's secret, which this side lacks")
             if self._secret and len(peer.nonce) != _NONCE_BYTES:
                 raise WireError("the peer brings no proof that it knows the app's secret")
             if self._secret and self._client:

@@ -46,6 +46,7 @@ async def connect(
         WireError: The peer refuses, or does not answer in time.
     """
     loop = asyncio.get_running_loop()
+    opened: Connection | None = None
     try:
         async with asyncio.timeout(timeout_s):
             if address.unix is not None:
@@ -53,8 +54,12 @@ async def connect(
             else:
                 _, opened = await loop.create_connection(connection, *address.tcp)
             await opened.greeted()
-    except TimeoutError:
-        raise WireError(f"{address.text} did not answer in {timeout_s} s") from None
+    except BaseException as error:
+        if opened is not None:
+            opened.abort()
+        if isinstance(error, TimeoutError):
+            raise WireError(f"{address.text} did not answer in {timeout_s} s") from None
+        raise
     return opened
 
 

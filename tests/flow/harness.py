@@ -304,7 +304,7 @@ class Running:
         self, path: str, arguments: object = None, *, headers: Mapping[str, str] | None = None
     ) -> Answer:
         return await self.call(
-            "POST", path, body=json.dumps(arguments or {}).encode(), headers=headers
+            "POST", path, body=json.dumps({} if arguments is None else arguments).encode(), headers=headers
         )
 
     # -- life --------------------------------------------------------------------------------

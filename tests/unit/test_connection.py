@@ -257,9 +257,18 @@ async def test_exceptions_in_a_handler_are_masked(caplog):
         await client.ping()
 
 
-async def test_an_error_too_long_for_a_frame_is_still_an_answer():
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidInput("x" * 100_000, fields=[{"path": "p" * 70_000}]),
+        InvalidInput("m", fields=[{"value": object()}]),
+        InvalidInput("lone \ud800 surrogate", reason="\ud800"),
+        InvalidInput(ValueError("no text")),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_error_that_no_frame_can_hold_is_still_an_answer(error):
     async def handler(call: Call) -> Reply:
-        raise InvalidInput("x" * 100_000, fields=[{"path": "p" * 70_000}])
+        raise error
 
     async with joined(handler) as (client, server):
         with pytest.raises(InvalidInput):
@@ -372,6 +381,32 @@ async def test_a_stream_comes_in_order_and_ends():
         await client.ping()
         assert producer.closed
         assert not server._outgoing
+
+
+async def test_chunks_of_all_kinds_keep_their_form_and_order():
+    sent = [
+        Payload(JSON, (b"1",)),
+        Payload(JSON, (b"2",)),
+        Payload(BINARY, (b"3",)),
+        Payload(JSON, (b"4", b"array", b"bytes")),
+        Payload(JSON, (b"5", b"array")),
+        Payload(JSON, (b"6",)),
+        Payload(BINARY, (b"7" * 100_000,)),
+        Payload(BINARY, (b"",)),
+        Payload(BINARY, (b"9" * 100_000,)),
+    ]
+
+    async def handler(call: Call) -> Reply:
+        async def chunks() -> AsyncIterator[Payload]:
+            for chunk in sent:
+                yield chunk
+
+        return Reply(stream=chunks())
+
+    async with joined(handler) as (client, _):
+        reply = await client.call(a_call())
+        got = [(c.content_type, [bytes(s) for s in c.segments]) async for c in reply.stream]
+        assert got == [(c.content_type, list(c.segments)) for c in sent]
 
 
 async def test_an_empty_stream():
@@ -698,14 +733,13 @@ CALL = ["S", "e", "r", None, JSON, JSON]
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"\x80\x04\x95\x1f\x00\x00\x00cos\nsystem\n(S'true'\ntR.",
+        b"\x00\x00\x00\x80" + bytes(60),
         bytes(64),
         b"\xff" * 64,
         frame(Kind.HELLO, 0, Hello()),
         frame(Kind.AUTH, 0, b"p" * 32),
         frame(0),
-        frame(13),
+        frame(200),
         frame(Kind.CALL, 1, b"not msgpack"),
         frame(Kind.CALL, 1, ["S", "e"]),
         frame(Kind.CALL, 1, {"service": "S"}),
@@ -727,7 +761,7 @@ async def test_a_peer_that_breaks_the_format_loses_its_connection_only(data, cap
         assert bytes(reply.payload.segments[0]) == b"fine"
 
 
-@pytest.mark.parametrize("kind", [Kind.CHUNK, Kind.CREDIT, Kind.END, Kind.CANCEL, Kind.PONG])
+@pytest.mark.parametrize("kind", [Kind.CHUNK, Kind.CHUNKS, Kind.CREDIT, Kind.END, Kind.CANCEL, Kind.PONG])
 async def test_frames_about_calls_that_are_over_are_no_error(kind):
     async with raw(echo) as (peer, transport, server):
         transport.write(frame(kind, 99, pack(5) if kind == Kind.CREDIT else b""))
@@ -746,6 +780,25 @@ async def test_a_call_before_the_greeting_is_not_run(caplog):
         transport.write(frame(Kind.CALL, 1, CALL, [b"{}"]))
         await server.lost
         assert handler.began == 0
+        with pytest.raises(WireError):
+            await server.greeted()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"\x80\x04\x95\x1f\x00\x00\x00cos\nsystem\n(S'true'\ntR.",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        frame(Kind.HELLO, 0, b"\xc1"),
+        frame(Kind.HELLO, 0, b""),
+        frame(Kind.PING, 1),
+    ],
+)
+async def test_what_is_no_greeting_is_hung_up_on(data, caplog):
+    async with raw(echo, greet=False) as (_, transport, server):
+        transport.write(data)
+        await server.lost
         with pytest.raises(WireError):
             await server.greeted()
 
@@ -797,6 +850,7 @@ def test_any_bytes_of_a_greeted_peer_end_its_connection_at_most(data, again):
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: failures.append(context))
         async with raw(echo) as (_, transport, server):
+            server._reader.max_frame = 4096  # a greeted peer may send large ones: memory, no more
             for _ in range(again):
                 transport.write(data)
             for _ in range(6):

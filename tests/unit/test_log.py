@@ -130,8 +130,8 @@ def test_uvicorn_loggers_go_the_same_way(lines):
     uvicorn.addHandler(own)
     uvicorn.propagate = False
     read = lines("json")
-    logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
-    assert json.loads(read()[0])["event"] == "Started server process [7]"
+    logging.getLogger("uvicorn.error").error("Exception in app %d", 7)
+    assert json.loads(read()[0])["event"] == "Exception in app 7"
     assert uvicorn.handlers == []
 
 

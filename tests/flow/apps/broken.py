@@ -1,0 +1,3 @@
+"""An app that raises while it is imported."""
+
+ANSWER = 1 / 0
