@@ -5,16 +5,11 @@ same text without colour and movement.
 """
 
 import asyncio
-import importlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
-
-import servekit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,12 +19,6 @@ Line: TypeAlias = Sequence[tuple[str, str]]
 
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S: Final = 0.08
-_FRAME: Final = re.compile(r'  File "(?P<file>[^"]+)", line \d+')
-_OURS: Final = (
-    f"{Path(servekit.__file__).parent}{os.sep}",
-    "<frozen importlib",
-    f"{Path(importlib.__file__).parent}{os.sep}",
-)
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
@@ -42,13 +31,13 @@ def fail(message: str, *, hint: str = "") -> None:
     """Write what went wrong to stderr, the short of it first.
 
     Args:
-        message: One line; a traceback may follow after an empty line.
+        message: One line; a traceback may follow behind an empty line.
         hint: What to do next.
     """
     head, _, rest = message.partition("\n")
     write([("error: ", "bold red"), (head, "")], stream=sys.stderr)
     if rest.strip():
-        print(f"\n{trimmed(rest.strip(chr(10)))}", file=sys.stderr)  # noqa: T201
+        print(rest.rstrip("\n"), file=sys.stderr)  # noqa: T201
     if hint:
         write([(hint, "dim")], stream=sys.stderr)
 
@@ -74,27 +63,6 @@ def rows(table: Sequence[Line], *, indent: str = "") -> Iterator[Line]:
         for (text, style), width in zip(row, widths, strict=False):
             line += [(text, style), (" " * (width - len(text) + 2), "")]
         yield line[:-1] if row else []
-
-
-def trimmed(trace: str) -> str:
-    """Return a traceback without the frames of servekit and of Python's import machinery.
-
-    They stand between the author and the line that matters. A traceback that has no other frames
-    is left as it is: then the fault is ours.
-    """
-    kept: list[str] = []
-    frames = others = 0
-    is_ours = False
-    for line in trace.splitlines():
-        if found := _FRAME.match(line):
-            frames += 1
-            is_ours = found["file"].startswith(_OURS)
-            others += not is_ours
-        elif not line.startswith("    "):
-            is_ours = False
-        if not is_ours:
-            kept.append(line)
-    return "\n".join(kept) if others or not frames else trace
 
 
 def _rendered(lines: Sequence[Line], stream: TextIO, *, width: int | None = None) -> list[str]:

@@ -181,10 +181,8 @@ class _Show:
         if ready >= service.desired:
             took = self._ready_after_s.setdefault(service.name, elapsed)
             return [("✓", "green"), name, ("ready", ""), (f"{took:.1f} s", "dim"), (count, "dim")]
-        warm = any(replica.state == "warming" for replica in service.replicas)
-        state = ("warming" if warm else "loading", "")
         count = f"{ready} of {count}" if count else ""
-        return [(mark, "cyan"), name, state, (f"{elapsed:.1f} s", "dim"), (count, "dim")]
+        return [(mark, "cyan"), name, ("loading", ""), (f"{elapsed:.1f} s", "dim"), (count, "dim")]
 
 
 def _banner(url: str, app: "AppSpec", settings: Settings, *, dev: bool) -> list[Line]:

@@ -84,11 +84,9 @@ class Pool:
 
     def adopt(self, spec: ServiceSpec) -> None:
         """Want this revision from now on; `prepare` it first to be sure that it starts."""
-        for member in self.members:
-            if member.state is State.STANDBY and member.spec.revision == spec.revision:
-                member.state = State.READY
         policy = spec.replicas
         self.spec = spec
+        self._promote()
         if isinstance(policy, Autoscale):
             before = self.desired
             self._scaler = Scaler(policy, target=policy.target_ongoing or default_target(spec))
@@ -143,6 +141,13 @@ class Pool:
         """Return why the last start failed; "" when it did not."""
         return self._last_error
 
+    def _promote(self) -> None:
+        """Let the replicas of the wanted revision take calls."""
+        for member in self.members:
+            if member.state is State.STANDBY and member.spec.revision == self.spec.revision:
+                member.state = State.READY
+        self._changed()
+
     # -- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -159,7 +164,7 @@ class Pool:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
             raise
-        self._changed()
+        self._promote()
         self._tasks.spawn(self._reconcile(), name=f"pool {self.spec.name}")
 
     async def prepare(self, spec: ServiceSpec) -> Member:
@@ -209,9 +214,8 @@ class Pool:
             else:
                 return
         try:
-            member = await self.prepare(self.spec)
-            if member.state is State.STANDBY and member.spec.revision == self.spec.revision:
-                member.state = State.READY
+            await self.prepare(self.spec)
+            self._promote()
         except SetupError as error:
             self._last_error = str(error)
             _log.error("replica failed to start", why=error.message, traceback=error.trace)

@@ -58,7 +58,6 @@ class Gateway:
     async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TASK] = asyncio.current_task()
         started = now()
-        route.in_flight.value += 1
         code, version, request_id = 500, "", ""
         try:
             call = read_call(route, scope, started)
@@ -83,5 +82,4 @@ class Gateway:
             _log.exception("request failed", request_id=request_id, path=scope["path"])
             await send_error(send, ExecutionError("internal error"), request_id)
         finally:
-            route.in_flight.value -= 1
             route.answered(code, version, now() - started)

@@ -28,7 +28,6 @@ class Route:
         "_codes",
         "_families",
         "endpoint",
-        "in_flight",
         "max_body",
         "method",
         "path",
@@ -54,7 +53,6 @@ class Route:
         self.timeout_s = service.limits.timeout_s if spec.timeout_s is None else spec.timeout_s
         self.stream = spec.kind == "stream"
         labels = {"service": self.service, "endpoint": self.endpoint}
-        self.in_flight = families.in_flight.labels(**labels)
         self.seconds = families.request_seconds.labels(**labels)
         self._families = families
         self._codes: dict[tuple[str, int], Counter] = {}

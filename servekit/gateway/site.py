@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from servekit.errors import NotFound, suggest
+from servekit.errors import CallError, NotFound, suggest
 from servekit.protocols.openapi import document
 from servekit.spec.app import AppSpec
 
@@ -31,6 +30,7 @@ class Site:
     def __init__(
         self, unready: Unready, metrics: Callable[[], Awaitable[str]], *, dev: bool
     ) -> None:
+        self._dev = dev
         self._unready = unready
         self._metrics = metrics
         self._openapi = b"{}"
@@ -56,7 +56,8 @@ class Site:
         self._paths = list(described["paths"])
 
     async def _send_openapi(self, _: Request) -> Response:
-        return Response(self._openapi, media_type="application/json")
+        headers = {"x-servekit-playground": "/playground"} if self._dev else None
+        return Response(self._openapi, media_type="application/json", headers=headers)
 
     async def _livez(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -78,7 +79,7 @@ class Site:
     async def _error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code != NotFound.status:
-            body: dict[str, Any] = {"code": "http_error", "message": error.detail}
+            body = CallError(error.detail).details()
             return JSONResponse({"error": body}, error.status_code, headers=error.headers)
         path = request.url.path
         missing = NotFound(f"there is no route {path}.{suggest(path, self._paths)}")

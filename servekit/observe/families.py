@@ -2,7 +2,7 @@
 
 Each call is counted by the first of our processes that sees it: the gateway counts clients' calls,
 a replica those that other services send it (`Call.internal`). So no call is in a merged figure
-twice. Queues and batches are a replica's alone.
+twice. Queues, batches and what runs now are a replica's alone.
 """
 
 from servekit.observe.metrics import Metrics

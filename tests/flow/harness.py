@@ -30,7 +30,7 @@ from servekit.wire.sockets import Address, connect
 
 APPS = Path(__file__).parent / "apps"
 ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "/tmp/w/flowsrv.py")
+COMMAND = (sys.executable, "-m", "servekit")
 PATIENCE_S = 60.0
 """How long anything may take that takes a second on a machine with nothing else to do."""
 GONE_S = 15.0

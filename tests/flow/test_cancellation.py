@@ -9,7 +9,6 @@ import pytest
 
 from tests.flow.harness import Http, Running, until
 
-pytestmark = pytest.mark.xdist_group("leaving")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ EXAMPLES = ROOT / "examples"
 FILETYPES = EXAMPLES / "filetypes"
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.xdist_group("examples")
 
 
 def needs(*packages: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 from tests.flow.harness import GONE_S, Load, serving, until
 
 
-@pytest.mark.xdist_group("cores")
 @pytest.mark.parametrize(
     ("target", "service", "kills"),
     [("Root", "Root", 4), ("Root", "Child", 4), ("LoneRoot", "LoneRoot", 2), ("LoneRoot", "LoneChild", 2)],
@@ -35,7 +34,6 @@ async def test_kill_9_of_a_replica_loses_no_idempotent_call(target, service, kil
     assert load.check().keys() == {"200"}
 
 
-@pytest.mark.xdist_group("cores")
 async def test_kill_9_runs_no_other_call_twice():
     """What is not idempotent fails, if it was on board, as an explicit 503; it never runs twice."""
     async with serving("graph.py:Root") as app:
@@ -91,7 +89,6 @@ async def test_replicas_that_die_again_and_again():
         assert (await app.get("/readyz")).status == 200
 
 
-@pytest.mark.xdist_group("cores")
 async def test_a_replica_that_stops_is_replaced():
     """SIGSTOP: the other one answers, the stopped one is killed, and its calls run again."""
     async with serving("graph.py:Root") as app:

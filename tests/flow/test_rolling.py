@@ -1,7 +1,5 @@
 """New code while calls run: nothing is lost, and code that can't start changes nothing."""
 
-import pytest
-
 from tests.flow.harness import Http, Load, serving, until
 
 SOURCE = '''
@@ -35,7 +33,6 @@ def source(version: str, setup: str = "pass") -> str:
     return SOURCE.format(version=version, setup=setup)
 
 
-@pytest.mark.xdist_group("cores")
 async def test_saving_a_file_under_load(tmp_path):
     """`servekit dev`: a good edit goes live without an error, a broken one changes nothing."""
     file = tmp_path / "app.py"

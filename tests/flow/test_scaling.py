@@ -2,12 +2,9 @@
 
 import asyncio
 
-import pytest
-
 from tests.flow.harness import Load, serving, until
 
 
-@pytest.mark.xdist_group("cores")
 async def test_grows_under_load_and_comes_back():
     """Three replicas while many calls are on board, one when they have gone."""
     async with serving("scaling.py:Grows") as app:

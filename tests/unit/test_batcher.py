@@ -52,7 +52,6 @@ class Schedule(RuleBasedStateMachine):
         self.now = 100.0
         self.ids = 0
         self.queued: dict[int, Entry] = {}
-        self.arrived: dict[int, float] = {}
         self.running: dict[int, tuple[Entry, ...]] = {}
         self.served = self.refused = self.cancelled = self.rows = 0
         self.evidence = -inf
@@ -72,7 +71,6 @@ class Schedule(RuleBasedStateMachine):
         entry = Entry(self.ids, rows=rows, deadline=deadline, priority=priority, key=key)
         slot_free = len(self.running) < self.policy.concurrent_batches
         idle = not self.queued and slot_free
-        self.arrived[entry.id] = self.now
         full = not slot_free and len(self.queued) >= self.bound
         expired = deadline is not None and deadline <= self.now
         self.queued[entry.id] = entry
@@ -582,9 +580,13 @@ def test_a_batch_that_raised_frees_its_slot_and_teaches_nothing():
     assert after.served == before.served + 1
 
 
-def holding(max_wait_ms: float = 8.0, target_ms: float | None = None) -> Batcher:
+def holding(
+    max_wait_ms: float = 8.0, target_ms: float | None = None, max_queued: int | None = None
+) -> Batcher:
     """An idle batcher that has seen gaps of 1 ms, at time 1."""
-    policy = BatchPolicy(max_size=8, max_wait_ms=max_wait_ms, target_ms=target_ms)
+    policy = BatchPolicy(
+        max_size=8, max_wait_ms=max_wait_ms, target_ms=target_ms, max_queued=max_queued
+    )
     batcher = Batcher(policy, profile=PROFILE)
     batch = 0
     for i in range(16, 0, -1):
@@ -633,6 +635,12 @@ def test_hold_leaves_time_to_run(target_ms):
     assert batcher.arrive(1.0, Entry(1, deadline=deadline)) == []
     assert 1.0 < batcher.next_timer < 1.003
     assert ids(batcher.timer(batcher.next_timer)) == [[1]]
+
+
+def test_hold_ends_when_no_more_may_wait():
+    batcher = holding(max_queued=2)
+    assert batcher.arrive(1.0, Entry(1)) == []
+    assert ids(batcher.arrive(1.001, Entry(2))) == [[1, 2]]
 
 
 def test_cancelling_the_last_held_entry_stops_the_timer():

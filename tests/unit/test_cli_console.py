@@ -1,12 +1,9 @@
 import io
 import json
-import traceback
 
 import pytest
 
-import servekit
-from servekit.cli.console import fail, is_terminal, print_json, rows, trimmed, write
-from servekit.errors import ConfigError
+from servekit.cli.console import fail, is_terminal, print_json, rows, write
 
 
 def test_rows_pad_all_cells_but_the_last():
@@ -52,46 +49,6 @@ def test_fail_says_it_in_the_first_line_and_hints_in_the_last(capsys):
     assert lines[0] == "error: it broke"
     assert lines[-1] == "mend it"
     assert "ValueError: x" in lines
-
-
-def user_code() -> None:
-    raise ValueError("theirs")
-
-
-def test_a_traceback_keeps_the_frames_of_others_and_its_last_line():
-    ours = (
-        f'  File "{servekit.__path__[0]}/runtime/replica.py", line 1, in start\n    x()\n    ^^^\n'
-    )
-    try:
-        user_code()
-    except ValueError:
-        text = traceback.format_exc()
-    head, _, rest = text.partition("\n")
-    shown = trimmed(f"{head}\n{ours}{rest}")
-    assert shown == text.rstrip("\n")
-
-
-def test_a_traceback_that_is_all_ours_is_shown_whole():
-    text = (
-        "Traceback (most recent call last):\n"
-        f'  File "{servekit.__path__[0]}/x.py", line 1, in f\n    g()\nRuntimeError: a bug'
-    )
-    assert trimmed(text) == text
-    assert trimmed("no traceback\nat all") == "no traceback\nat all"
-
-
-def test_a_chain_of_errors_stays_a_chain():
-    try:
-        try:
-            user_code()
-        except ValueError as error:
-            raise ConfigError("second") from error
-    except ConfigError:
-        text = traceback.format_exc()
-    shown = trimmed(text)
-    assert "ValueError: theirs" in shown
-    assert "direct cause" in shown
-    assert "servekit.errors.ConfigError: second" in shown
 
 
 @pytest.mark.parametrize("document", [b'{"a":[1,2],"b":"\xc3\xa9"}', b"[]", b"1.5"])

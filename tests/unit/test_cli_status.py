@@ -95,11 +95,11 @@ def test_a_table_for_people(folder, monkeypatch, capsys):
     assert run(["status"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "app:Search  http://127.0.0.1:3000  pid 4, up 1 h 2 min, revision 0123456789ab",
-        "  service  replica   pid  state    ongoing  finished  memory",
-        "  Search   Search-1  5    ready    3        44        64 MiB",
-        "           Search-2  6    unready  0        0         -       ill",
+        "  service  replica     pid  state    ongoing  finished  memory",
+        "  Search   Search-1    5    ready    3        44        64 MiB",
+        "           Search-2    6    unready  0        0         -       ill",
         "           2 restarts",
-        "  Lazy     none           asleep",
+        "  Lazy     none             asleep",
     ]
     assert run(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["services"][0]["replicas"][0]["finished"] == 44
