@@ -61,7 +61,11 @@ class HttpHandler:
     """
 
     def __init__(self, service: ServiceDefinition, url: str, headers: Mapping[str, str]) -> None:
-        self._client = httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=None)
+        self._client = httpx.AsyncClient(
+            base_url=url.rstrip("/"),
+            headers=headers,
+            timeout=None,  # noqa: S113  (each call has its own deadline)
+        )
         self._url = url
         prefix = (service.prefix or "").rstrip("/")
         self._routes = {

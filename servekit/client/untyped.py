@@ -11,6 +11,8 @@ from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY, Payload
 from servekit.errors import CallError, DeadlineExceeded
 from servekit.spec.body import media_type, pack, unpack
 
+_ACCEPT = f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5"
+
 
 class _Requests:
     """What both clients share: from arguments to requests, from answers to values."""
@@ -20,34 +22,38 @@ class _Requests:
         self._timeout_s = timeout_s
         self._base_headers = {"authorization": f"Bearer {token}"} if token else {}
 
-    def _request(
+    def _post(
         self,
         endpoint: str,
         body: tuple[Any, ...],
         arguments: dict[str, Any],
-        *,
-        accept: str,
         timeout_s: float | None,
+        *,
+        accept: str = _ACCEPT,
     ) -> dict[str, Any]:
         if len(body) > 1 or (body and arguments):
             raise TypeError(f"{endpoint}: give one body, or arguments by name")
         content_type, content = _encoded(body[0] if body else arguments)
+        request = self._request("POST", endpoint, timeout_s, accept)
+        request["headers"]["content-type"] = content_type
+        return request | {"content": content}
+
+    def _get(
+        self, endpoint: str, arguments: dict[str, Any], timeout_s: float | None
+    ) -> dict[str, Any]:
+        return self._request("GET", endpoint, timeout_s, _ACCEPT) | {"params": arguments}
+
+    def _request(
+        self, method: str, endpoint: str, timeout_s: float | None, accept: str
+    ) -> dict[str, Any]:
         seconds = self._timeout_s if timeout_s is None else timeout_s
-        headers = self._base_headers | {
-            "accept": accept,
-            "content-type": content_type,
-            TIMEOUT_HEADER: f"{seconds:.3f}s",
-        }
-        url = f"{self._url}/{endpoint.lstrip('/')}"
-        # The server answers 504 at the deadline; the socket's own limit only guards against its
-        # silence.
-        timeout = httpx.Timeout(seconds + 1.0)
         return {
-            "method": "POST",
-            "url": url,
-            "headers": headers,
-            "content": content,
-            "timeout": timeout,
+            "method": method,
+            "url": f"{self._url}/{endpoint.lstrip('/')}",
+            "headers": self._base_headers | {"accept": accept, TIMEOUT_HEADER: f"{seconds:.3f}s"},
+            # The server answers 504 at the deadline; the socket's own limit only guards against
+            # its silence.
+            "timeout": httpx.Timeout(seconds + 1.0),
         }
 
     def _error(self, error: httpx.TransportError) -> CallError:
@@ -75,7 +81,7 @@ def _value(payload: Payload) -> Any:
         from servekit.spec.tensor import read_npy  # noqa: PLC0415  (numpy comes with it)
 
         return read_npy(data)
-    return bytes(data)
+    return bytes(data).decode() if kind.startswith("text/") else bytes(data)
 
 
 class Client(_Requests):
@@ -101,20 +107,22 @@ class Client(_Requests):
             *body: The body itself, for endpoints whose parameter is positional-only: `bytes`
                 travel raw, everything else as JSON, or MessagePack if there are arrays in it.
             timeout_s: Deadline; None takes the client's.
-            **arguments: Or the arguments by name.
+            **arguments: Or the arguments by name; a parameter named like one of these two needs
+                the body form: `client.call("predict", {"timeout_s": 3})`.
 
         Raises:
             CallError: As the server raised it, or because it was not reached.
         """
-        request = self._request(
-            endpoint,
-            body,
-            arguments,
-            accept=f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5",
-            timeout_s=timeout_s,
-        )
+        request = self._post(endpoint, body, arguments, timeout_s)
         try:
             return _value(answer(self._http.request(**request)))
+        except httpx.TransportError as error:
+            raise self._error(error) from error
+
+    def get(self, endpoint: str, /, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+        """Call an endpoint that was declared with `method="GET"`; see `call`."""
+        try:
+            return _value(answer(self._http.request(**self._get(endpoint, arguments, timeout_s))))
         except httpx.TransportError as error:
             raise self._error(error) from error
 
@@ -126,7 +134,7 @@ class Client(_Requests):
         Raises:
             CallError: As for `call`; also in the middle of the stream.
         """
-        request = self._request(endpoint, body, arguments, accept=EVENT_STREAM, timeout_s=timeout_s)
+        request = self._post(endpoint, body, arguments, timeout_s, accept=EVENT_STREAM)
         reader = EventReader()
         try:
             with self._http.stream(**request) as response:
@@ -161,13 +169,17 @@ class AsyncClient(_Requests):
         self, endpoint: str, /, *body: Any, timeout_s: float | None = None, **arguments: Any
     ) -> Any:
         """Call an endpoint and return its answer; see `Client.call`."""
-        request = self._request(
-            endpoint,
-            body,
-            arguments,
-            accept=f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5",
-            timeout_s=timeout_s,
-        )
+        request = self._post(endpoint, body, arguments, timeout_s)
+        try:
+            return _value(answer(await self._http.request(**request)))
+        except httpx.TransportError as error:
+            raise self._error(error) from error
+
+    async def get(
+        self, endpoint: str, /, *, timeout_s: float | None = None, **arguments: Any
+    ) -> Any:
+        """Call an endpoint that was declared with `method="GET"`; see `Client.call`."""
+        request = self._get(endpoint, arguments, timeout_s)
         try:
             return _value(answer(await self._http.request(**request)))
         except httpx.TransportError as error:
@@ -177,7 +189,7 @@ class AsyncClient(_Requests):
         self, endpoint: str, /, *body: Any, timeout_s: float | None = None, **arguments: Any
     ) -> AsyncIterator[Any]:
         """Call a streaming endpoint and yield its chunks; see `Client.stream`."""
-        request = self._request(endpoint, body, arguments, accept=EVENT_STREAM, timeout_s=timeout_s)
+        request = self._post(endpoint, body, arguments, timeout_s, accept=EVENT_STREAM)
         reader = EventReader()
         try:
             async with self._http.stream(**request) as response:

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Self
 
-from servekit.core.call import Call, Payload, Reply, now
+from servekit.core.call import JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
 from servekit.runtime.meter import Meter
 from servekit.runtime.slots import Slots
 from servekit.runtime.threads import Threads
+from servekit.spec.body import negotiate
 from servekit.spec.definition import EndpointDefinition
 
 _log = get_logger("servekit.replica")
@@ -54,11 +55,21 @@ class Endpoint:
     ) -> None:
         self._fn: Callable[..., Any] = partial(definition.fn, instance)
         self._is_async = definition.is_async
+        self._media_type = definition.media_type
         self._where = definition.where
         self._input, self._output = definition.schemas
         self._slots = slots
         self._threads = threads
         self._meter = meter
+
+    def _encode(self, value: Any, call: Call) -> Payload:
+        media_type = self._media_type
+        if not media_type or call.internal:
+            return self._output.encode(value, accept=call.accept, internal=call.internal)
+        self._output.encode(value, internal=True)  # it is what was declared: str or bytes
+        if negotiate(call.accept, (media_type, JSON, MSGPACK)) != media_type:
+            return self._output.encode(value, accept=call.accept)
+        return Payload(media_type, (value.encode() if isinstance(value, str) else value,))
 
     async def _enter(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any], float]:
         """Decode a call and wait for its slot; returns arguments and seconds waited."""
@@ -136,8 +147,7 @@ class Unary(Endpoint):
             raise
         except Exception as error:
             raise masked(error, self._where, call.request_id) from error
-        payload = self._output.encode(value, accept=call.accept, internal=call.internal)
-        return Reply(payload, queue_s=waited)
+        return Reply(self._encode(value, call), queue_s=waited)
 
 
 class Stream(Endpoint):

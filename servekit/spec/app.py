@@ -135,8 +135,8 @@ class AppSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return _digest(self)
 
     def to_json(self) -> bytes:
-        """Serialise; keys are sorted, so equal specs give equal bytes."""
-        return msgspec.json.encode(self, order="sorted")
+        """Serialise; what is described in the same order gives the same bytes."""
+        return msgspec.json.encode(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> "AppSpec":

@@ -82,6 +82,13 @@ def _service(service: ServiceDefinition) -> ServiceSpec:
 
 def _endpoint(endpoint: EndpointDefinition) -> EndpointSpec:
     into, out = endpoint.schemas
+    if endpoint.media_type and (
+        endpoint.kind != "unary" or out.json_schema.get("type") != "string"
+    ):
+        raise SpecError(
+            f"{endpoint.where}: media_type={endpoint.media_type!r} is for one answer of type str or "
+            "bytes; remove it"
+        )
     if endpoint.method == "GET":
         _check_query(endpoint, into.json_schema)
     return EndpointSpec(
