@@ -5,11 +5,12 @@ worker process puts it behind a socket, `local` behind an in-memory connection.
 """
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from servekit.core.call import Call, Handler, Load, Reply, now
+from servekit.core.call import JSON, Call, Handler, Load, Payload, Reply, now
 from servekit.errors import CallError, NotFound, SetupError, suggest
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger, request_id
@@ -30,6 +31,7 @@ ASYNC_LIMIT = 256
 """Async calls at once of a service that sets no `Limits.max_ongoing`."""
 
 _HEALTH_TIMEOUT_S = 5.0
+_NO_BODY = Payload(JSON, (b"",))
 _log = get_logger("servekit.replica")
 
 
@@ -128,6 +130,8 @@ class Replica:
             runner = Stream if definition.kind == "stream" else Unary
             handler = runner(self._instance, definition, slots, self._threads, meter)
         self._handlers[definition.name] = (handler, meter)
+        with contextlib.suppress(CallError):  # builds the validator, so that no call has to wait
+            definition.schemas[0].decode(_NO_BODY)
 
     async def _run_hooks(self, kind: HookKind) -> None:
         for hook in self._definition.hooks.get(kind, ()):

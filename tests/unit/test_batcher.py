@@ -591,7 +591,7 @@ def holding(
     batch = 0
     for i in range(16, 0, -1):
         for decision in batcher.arrive(1.0 - i / 1000, Entry(-i)):
-            batch = decision.batch
+            batch = decision.batch if isinstance(decision, Dispatch) else batch
     while batcher.statistics().running_batches or batcher.statistics().queued:
         for decision in batcher.complete(1.0, batch, ok=False):
             batch = decision.batch

@@ -63,12 +63,13 @@ class Child:
 
     @sk.endpoint
     async def wait(self) -> None:
-        PROBE.running += 1
-        PROBE.began += 1
+        probe = PROBE
+        probe.running += 1
+        probe.began += 1
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            PROBE.running -= 1
+            probe.running -= 1
 
     @sk.batched(max_size=4)
     async def wait_together(self, ns: list[int]) -> list[int]:
