@@ -35,5 +35,5 @@ class Digits:
     @sk.batched(axis=0, max_size=256)
     def read(self, images: Images) -> Labels:
         """Tell which digits the images show; grey values go from 0 to 16."""
-        [digits] = self.session.run(["output_label"], {"X": images.reshape(-1, 64)})
+        digits: Labels = self.session.run(["output_label"], {"X": images.reshape(-1, 64)})[0]
         return digits

@@ -54,7 +54,7 @@ class Classifier:
 
     @sk.batched(axis=0, max_size=64)
     def classify(self, rows: Rows) -> Scores:
-        [scores] = self.session.run(["target_label"], {"bytes": rows})
+        scores: Scores = self.session.run(["target_label"], {"bytes": rows})[0]
         return scores
 
 

@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from math import ceil
 from random import Random
 
-from servekit.runtime.batcher import Batcher, Decision, Dispatch, Entry
+from servekit.runtime.batcher import Batcher, Decision, Dispatch
+from servekit.runtime.queue import Entry
 from servekit.spec.policy import BatchPolicy
 
 

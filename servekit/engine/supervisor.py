@@ -180,6 +180,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Finish the requests on board, then end all processes and remove all sockets."""
         self._closing = True
+        # Else the kernel would take connections for this copy of the socket, and nobody answer them.
+        self._listener.close()
         drain_s = self._settings.drain_s
         if self._gateway is not None and not self._gateway.ended.done():
             with contextlib.suppress(CallError):
@@ -188,7 +190,6 @@ class Supervisor:
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         await self._admin.close()
         await self._tasks.close()
-        self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:

@@ -22,10 +22,11 @@ from servekit.errors import (
     UnsupportedMedia,
 )
 from servekit.observe.families import Families
-from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Entry, Refuse
+from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Refuse
 from servekit.runtime.collate import join, split
 from servekit.runtime.endpoints import masked
 from servekit.runtime.meter import Meter
+from servekit.runtime.queue import Entry
 from servekit.runtime.threads import Threads
 from servekit.spec.definition import EndpointDefinition
 from servekit.spec.item import Item, ItemError
@@ -142,7 +143,7 @@ class Batched:
             if definition.size_of is not None:
                 rows = index(definition.size_of(args[0]))
                 if rows < 1:
-                    raise ValueError(f"size_of returned {rows}, not 1 or more")  # noqa: TRY301
+                    raise ValueError(f"size_of returned {rows}, not 1 or more")
             key = None if definition.bucket_by is None else definition.bucket_by(args[0])
             if axis is not None:
                 shape = args[0].shape

@@ -14,52 +14,19 @@ device on calls that are barely late; hence admission control, and an early drop
 batch at the size of the highest goodput (Nexus, SOSP 2019, drops early for the same reason).
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from math import ceil, exp, expm1, inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from servekit.runtime.latency import LatencyModel, SlidingQuantile
+from servekit.runtime.queue import Entry, Line, Queue
 from servekit.spec.policy import BatchPolicy
 
 _MAX_QUEUED: Final = 1024
 _DEFAULT_TARGET_S: Final = 1.0
 _STALE_S: Final = 1.0  # after which the latency model proves nothing
 _RATE_WINDOW_S: Final = 0.5  # time constant of the arrival rate
-
-
-class Entry:
-    """One call that waits for its turn.
-
-    Attributes:
-        id: Unique among the entries on board.
-        rows: How much of `max_size` it takes.
-        deadline: When its answer becomes worthless; None never.
-        priority: Higher goes first, whatever the deadlines.
-        key: A batch only holds entries with equal keys; hashable.
-        arrived: When it arrived; the batcher sets it.
-    """
-
-    __slots__ = ("arrived", "deadline", "id", "key", "priority", "rows")
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the field's name
-        *,
-        rows: int = 1,
-        deadline: float | None = None,
-        priority: int = 0,
-        key: object = None,
-    ) -> None:
-        self.id = id
-        self.rows = rows
-        self.deadline = deadline
-        self.priority = priority
-        self.key = key
-        self.arrived = 0.0
-
-    def __repr__(self) -> str:
-        return f"Entry({self.id}, rows={self.rows}, deadline={self.deadline})"
 
 
 Reason: TypeAlias = Literal[
@@ -122,126 +89,6 @@ class BatcherStatistics(NamedTuple):
     estimated_wait_s: float
 
 
-# Sorts by priority, deadline and arrival; the third member is unique, so entries never compare.
-_Ticket: TypeAlias = tuple[int, float, int, Entry]
-
-
-class _Line:
-    """The waiting entries of one key, in order."""
-
-    __slots__ = ("rows", "tickets")
-
-    def __init__(self) -> None:
-        self.tickets: list[_Ticket] = []
-        self.rows = 0
-
-    def rows_before(self, ticket: tuple[int, float] | _Ticket) -> int:
-        """Rows that go before `ticket`, taking all entries to be of mean size."""
-        tickets = self.tickets
-        return self.rows * bisect_left(tickets, ticket) // len(tickets)
-
-
-class _Queue:
-    """The waiting entries of all keys.
-
-    Sorted lists instead of heaps: they tell an entry's place in the line, batches leave as slices,
-    and moving the few kilobytes of a bounded queue costs less than sifting a heap in Python.
-    """
-
-    __slots__ = ("_heads", "_lines", "_serial", "_tickets", "rows")
-
-    def __init__(self) -> None:
-        self._lines: dict[object, _Line] = {}
-        self._heads: list[_Ticket] = []  # the first of each line, in order
-        self._tickets: dict[int, _Ticket] = {}
-        self._serial = 0
-        self.rows = 0
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def __contains__(self, id: int) -> bool:  # noqa: A002
-        return id in self._tickets
-
-    def ticket(self, entry: Entry) -> _Ticket:
-        """A place for `entry` in the order of all."""
-        self._serial += 1
-        deadline = entry.deadline
-        return -entry.priority, inf if deadline is None else deadline, self._serial, entry
-
-    def add(self, ticket: _Ticket) -> None:
-        """Queues an entry."""
-        entry = ticket[3]
-        self._tickets[entry.id] = ticket
-        self.rows += entry.rows
-        line = self._lines.get(entry.key)
-        if line is None:
-            line = self._lines[entry.key] = _Line()
-            line.tickets.append(ticket)
-            insort(self._heads, ticket)
-        elif ticket > line.tickets[-1]:
-            line.tickets.append(ticket)
-        else:
-            head = line.tickets[0]
-            insort(line.tickets, ticket)
-            if ticket < head:
-                del self._heads[bisect_left(self._heads, head)]
-                insort(self._heads, ticket)
-        line.rows += entry.rows
-
-    def first(self) -> _Line:
-        """The line whose head is first of all; the queue must not be empty."""
-        return self._lines[self._heads[0][3].key]
-
-    def overtaken(self, ticket: _Ticket) -> bool:
-        """Whether another line's head goes before `ticket` of the first line."""
-        return len(self._heads) > 1 and self._heads[1] < ticket
-
-    def take(self, line: _Line, count: int, rows: int) -> None:
-        """Removes the first `count` entries of `line`, which have `rows` together."""
-        self._cut(line, 0, count, rows)
-
-    def discard(self, id: int) -> bool:  # noqa: A002
-        """Removes an entry, if it waits."""
-        ticket = self._tickets.get(id)
-        if ticket is None:
-            return False
-        line = self._lines[ticket[3].key]
-        index = bisect_left(line.tickets, ticket)
-        self._cut(line, index, index + 1, ticket[3].rows)
-        return True
-
-    def rows_before(self, ticket: _Ticket) -> int:
-        """About how many rows go before `ticket`; exact for one key and equal sizes."""
-        if not self._heads or ticket < self._heads[0]:
-            return 0
-        line = self._lines.get(ticket[3].key)
-        if line is None or ticket > line.tickets[-1]:
-            return self.rows
-        # The other lines are taken to be like its own, which saves looking at all of them.
-        return line.rows_before(ticket) * self.rows // line.rows
-
-    @property
-    def keys(self) -> int:
-        """How many different keys wait."""
-        return len(self._heads)
-
-    def _cut(self, line: _Line, start: int, stop: int, rows: int) -> None:
-        tickets = line.tickets
-        head = tickets[0]
-        for ticket in tickets[start:stop]:
-            del self._tickets[ticket[3].id]
-        del tickets[start:stop]
-        line.rows -= rows
-        self.rows -= rows
-        if start == 0:
-            del self._heads[bisect_left(self._heads, head)]
-            if tickets:
-                insort(self._heads, tickets[0])
-            else:
-                del self._lines[head[3].key]
-
-
 class _Rate:
     """Rows that arrive per second, as an average that forgets exponentially."""
 
@@ -297,7 +144,7 @@ class Batcher:
         self._target = None if policy.target_ms is None else policy.target_ms / 1000.0
         self._horizon = _DEFAULT_TARGET_S if self._target is None else self._target
         self._model = LatencyModel(profile, max_rows=self._cap, strictness=policy.strictness)
-        self._queue = _Queue()
+        self._queue = Queue()
         self._running: dict[int, _Running] = {}
         self._rate = _Rate()
         self._gaps = SlidingQuantile(0.5, 16)
@@ -569,7 +416,7 @@ class Batcher:
         """Whole seconds until all that waits now will have been served, at least 1."""
         return float(max(1, ceil(self.estimated_wait(now))))
 
-    def _waiting(self, line: _Line, rank: int) -> int:
+    def _waiting(self, line: Line, rank: int) -> int:
         """Rows of `line` that are no less urgent than `rank`: others must not crowd those out."""
         if line.tickets[-1][0] == rank:
             return line.rows

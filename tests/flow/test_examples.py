@@ -130,7 +130,9 @@ def test_digits_are_read_as_well_through_the_server_as_in_training(accuracy, tmp
     ):
         parts = [client.call("read", images[at : at + 100]) for at in range(0, len(images), 100)]
         found = np.concatenate(parts)
-        assert (found == truth).mean() == pytest.approx(accuracy, abs=0.001) > 0.95
+        right = (found == truth).mean()
+        assert right == pytest.approx(accuracy, abs=0.001)
+        assert right > 0.95
         assert client.call("read", images[:3].tolist()) == found[:3].tolist()
         with pytest.raises(servekit.errors.InvalidInput, match=r"float32 of shape \(N, 8, 8\)"):
             client.call("read", images[0])
@@ -260,8 +262,7 @@ def test_demo_says_why_the_server_does_not_start():
     assert "loud" in done.stdout, "the server's own words are missing"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_demo_takes_its_server_with_it(number, tmp_path):
+def test_demo_ends_with_its_server_at_ctrl_c(tmp_path):
     needs("magika", "onnxruntime")
     log = tmp_path / "log"
     command = [sys.executable, "-m", "examples.filetypes.demo"]
@@ -269,7 +270,7 @@ def test_demo_takes_its_server_with_it(number, tmp_path):
         demo = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
     try:
         url = wait_until_ready(demo, log)
-        demo.send_signal(number)
+        demo.send_signal(signal.SIGINT)
         assert demo.wait(timeout=LIMIT_S) == 0, log.read_text()
         assert log.read_text().endswith("Stopped.\n")
         assert not is_ready(url)

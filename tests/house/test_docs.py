@@ -199,7 +199,7 @@ class Runner:
             code, output = 0, self._serve(command)
         else:
             done = subprocess.run(
-                ["bash", "-c", self._here(re.sub(r"^curl ", "curl -sS ", command))],
+                ["bash", "-c", self._here(re.sub(r"(^|[|] )curl ", r"\1curl -sS ", command))],
                 env=self.env,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
