@@ -109,7 +109,8 @@ class FileType:
 
     def answer(self, label: str, score: float) -> Answer:
         about = self.known[label]
-        return Answer(label, about["mime_type"], about["group"], score)
+        mime = about["mime_type"] or "application/octet-stream"
+        return Answer(label, mime, about["group"] or "unknown", score)
 
 
 def features(data: bytes) -> NDArray[np.int32] | None:

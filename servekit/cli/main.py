@@ -6,13 +6,25 @@ wrong, 130 an interrupt.
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, Final, Protocol, runtime_checkable
 
 from servekit.errors import AuthorError, CallError
 from servekit.version import __version__
 
-_INTERRUPTED = 130
+_INTERRUPTED: Final = 130
+
+_VERBS: Final = {
+    "init": ("project", "servekit init my-app --template classifier"),
+    "dev": ("run", "servekit dev app:Search"),
+    "serve": ("run", "servekit serve app:Search --host 0.0.0.0 --port 8080"),
+    "call": ("call", """servekit call search/query --data '{"text": "cats"}'"""),
+    "graph": ("graph", "servekit graph app:Search --format mermaid"),
+    "status": ("status", "servekit status --json"),
+    "doctor": ("doctor", "servekit doctor"),
+}
+"""Each verb's module, in which a function has the verb's name, and an example of its use."""
 
 
 @runtime_checkable
@@ -33,7 +45,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         print(f"servekit {__version__}")  # noqa: T201
         return 0
     try:
-        outcome = _command()(args=words, prog_name="servekit", standalone_mode=False)
+        outcome = _command(words[0])(args=words, prog_name="servekit", standalone_mode=False)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
@@ -60,7 +72,7 @@ def _misuse(error: Exception, words: Sequence[str]) -> int:
         return _INTERRUPTED
     if not isinstance(error, _UsageError):
         raise error
-    verb = words[0] if words[0] in _verbs() else ""
+    verb = words[0] if words[0] in _VERBS else ""
     message = error.format_message()
     fail(
         f"{message[:1].lower()}{message[1:]}", hint=f"see servekit {verb} --help".replace("  ", " ")
@@ -68,23 +80,8 @@ def _misuse(error: Exception, words: Sequence[str]) -> int:
     return 2
 
 
-def _verbs() -> dict[str, tuple[Callable[..., Any], str]]:
-    """Return each verb's function and its example."""
-    from servekit.cli import call, doctor, graph, project, status  # noqa: PLC0415
-    from servekit.cli import run as running  # noqa: PLC0415
-
-    return {
-        "init": (project.init, "servekit init my-app --template classifier"),
-        "dev": (running.dev, "servekit dev app:Search"),
-        "serve": (running.serve, "servekit serve app:Search --host 0.0.0.0 --port 8080"),
-        "call": (call.call, """servekit call search/query --data '{"text": "cats"}'"""),
-        "graph": (graph.graph, "servekit graph app:Search --format mermaid"),
-        "status": (status.status, "servekit status --json"),
-        "doctor": (doctor.doctor, "servekit doctor"),
-    }
-
-
-def _command() -> Any:
+def _command(word: str) -> Any:
+    """Return the command with the verb that was named, or with all when there is none such."""
     import typer  # noqa: PLC0415  (0.1 s, which `servekit --version` doesn't pay)
 
     app = typer.Typer(
@@ -110,6 +107,8 @@ def _command() -> Any:
     ) -> None:
         """Model serving at scale, from typed Python classes."""
 
-    for name, (verb, example) in _verbs().items():
+    for name in [word] if word in _VERBS else _VERBS:
+        module, example = _VERBS[name]
+        verb = getattr(import_module(f"servekit.cli.{module}"), name)
         app.command(name, epilog=f"Example:  {example}")(verb)
     return typer.main.get_command(app)

@@ -265,21 +265,30 @@ class Supervisor:
             drain_s=self._settings.drain_s,
             dev=self._dev,
         )
-        self._gateway = await Process.spawn(
+        gateway = self._gateway = await Process.spawn(
             "gateway",
             "servekit.engine.gateway_worker",
             verbs=self._verbs(),
             env=self._env(),
             inherit=(fd,),
         )
-        await self._gateway.ask("start", order, answer=Started, timeout_s=30.0)
-        self._tasks.spawn(self._keep_gateway(self._gateway), name="keep gateway")
+        try:
+            await gateway.ask("start", order, answer=Started, timeout_s=30.0)
+        except BaseException:
+            await gateway.stop(0.0)
+            raise
+        self._publish()  # what has changed while it was spawned
+        self._tasks.spawn(self._keep_gateway(gateway), name="keep gateway")
 
     async def _keep_gateway(self, gateway: Process) -> None:
         cause = await asyncio.shield(gateway.ended)
-        if not self._closing:
+        while not self._closing:
             _log.error("gateway died, starting another", cause=cause)
-            await self._start_gateway()
+            try:
+                return await self._start_gateway()
+            except CallError as error:
+                cause = str(error)
+                await asyncio.sleep(_TICK_S)
 
     async def _tell_gateway(self, app: AppSpec) -> None:
         if self._gateway is not None and not self._gateway.ended.done():

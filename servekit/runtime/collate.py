@@ -6,8 +6,8 @@ graphs see few sizes; the padding never reaches a caller.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from servekit.errors import InvalidOutput
 from servekit.spec.policy import BatchPolicy
@@ -49,12 +49,12 @@ def split(result: Any, rows: Sequence[int], policy: BatchPolicy, *, where: str) 
     """
     if policy.axis is None:
         wanted = padded_size(len(rows), policy)
-        if isinstance(result, str | bytes | Mapping | Set) or not hasattr(result, "__len__"):
+        if not _is_list(result):
             kind = type(result).__name__
             raise InvalidOutput(f"{where} returned a {kind}, not a list with a result per item")
         if len(result) != wanted:
             raise InvalidOutput(f"{where} returned {len(result)} results for {wanted} items")
-        return list(cast("Sequence[Any]", result))[: len(rows)]
+        return list(result)[: len(rows)]
     shape = getattr(result, "shape", ())
     wanted = padded_size(sum(rows), policy)
     if len(shape) <= policy.axis or shape[policy.axis] != wanted:
@@ -69,3 +69,9 @@ def split(result: Any, rows: Sequence[int], policy: BatchPolicy, *, where: str) 
         parts.append(result[(*before, slice(start, start + count))])
         start += count
     return parts
+
+
+def _is_list(result: object) -> bool:
+    """Return whether it has an order; an array's rows are results, too."""
+    is_sequence = isinstance(result, Sequence) and not isinstance(result, str | bytes)
+    return is_sequence or hasattr(result, "shape")

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from servekit.runtime.batcher import Batcher, Dispatch, Entry, Refuse
+from servekit.runtime.batcher import Batcher, Dispatch, Refuse
 from servekit.runtime.latency import LatencyModel, SlidingQuantile
+from servekit.runtime.queue import Entry
 from servekit.spec.policy import BatchPolicy
 
 PROFILE = {rows: 0.010 + 0.001 * rows for rows in (1, 8, 64)}
