@@ -109,7 +109,9 @@ class FileType:
 
     def answer(self, label: str, score: float) -> Answer:
         about = self.known[label]
-        mime = about["mime_type"] or "application/octet-stream"
+        mime = about["mime_type"] or (
+            "text/plain" if about["is_text"] else "application/octet-stream"
+        )
         return Answer(label, mime, about["group"] or "unknown", score)
 
 

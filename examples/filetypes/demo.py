@@ -147,7 +147,7 @@ def ask(client: httpx.Client) -> int:
         name = path.relative_to(SAMPLES if SAMPLES in path.parents else ROOT)
         note = "" if right else f"  is {truth}"
         say(f"{name!s:22}{label:10}{score:7.3f}  {mark}{took_ms:8.1f}{note}")
-    say(bold(f"{len(KNOWN) - wrong} of {len(KNOWN)} right.\n"))
+    say(bold(f"{len(KNOWN) - wrong} of {len(KNOWN)} right.") + "\n")
     return wrong
 
 

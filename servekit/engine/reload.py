@@ -56,7 +56,7 @@ async def _saved(sources: Iterable[str], *, since: float) -> AsyncIterator[None]
     files = {str(Path(source)) for source in sources}
     folders = {Path(file).parent for file in files}
     # Wakes once a quarter of a second: the first time says that the watch has begun.
-    watch = awatch(
+    watch = awatch(  # pyright: ignore[reportUnknownVariableType]  (a parameter we don't use)
         *folders,
         watch_filter=lambda _, path: path in files,
         recursive=False,

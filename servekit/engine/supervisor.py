@@ -285,10 +285,12 @@ class Supervisor:
         while not self._closing:
             _log.error("gateway died, starting another", cause=cause)
             try:
-                return await self._start_gateway()
+                await self._start_gateway()
             except CallError as error:
                 cause = str(error)
                 await asyncio.sleep(_TICK_S)
+            else:
+                return
 
     async def _tell_gateway(self, app: AppSpec) -> None:
         if self._gateway is not None and not self._gateway.ended.done():

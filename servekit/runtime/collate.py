@@ -71,7 +71,8 @@ def split(result: Any, rows: Sequence[int], policy: BatchPolicy, *, where: str) 
     return parts
 
 
-def _is_list(result: object) -> bool:
+def _is_list(result: Any) -> bool:
     """Return whether it has an order; an array's rows are results, too."""
-    is_sequence = isinstance(result, Sequence) and not isinstance(result, str | bytes)
-    return is_sequence or hasattr(result, "shape")
+    if hasattr(result, "shape"):
+        return True
+    return isinstance(result, Sequence) and not isinstance(result, str | bytes)

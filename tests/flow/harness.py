@@ -37,6 +37,11 @@ GONE_S = 15.0
 """How long processes may live on after their supervisor."""
 
 
+def show(text: str) -> None:
+    """Print what pytest shows of a failed test, and with `-rP` of every one."""
+    print(text)  # noqa: T201
+
+
 async def until(
     condition: Callable[[], Any], what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.05
 ) -> Any:
@@ -304,7 +309,10 @@ class Running:
         self, path: str, arguments: object = None, *, headers: Mapping[str, str] | None = None
     ) -> Answer:
         return await self.call(
-            "POST", path, body=json.dumps({} if arguments is None else arguments).encode(), headers=headers
+            "POST",
+            path,
+            body=json.dumps({} if arguments is None else arguments).encode(),
+            headers=headers,
         )
 
     # -- life --------------------------------------------------------------------------------
@@ -351,9 +359,7 @@ class Running:
 
     async def gone(self) -> None:
         """Wait until no process and no file of it is left."""
-        await until(
-            lambda: not self.processes(), "all its processes have ended", timeout_s=GONE_S
-        )
+        await until(lambda: not self.processes(), "all its processes have ended", timeout_s=GONE_S)
         await until(
             lambda: not list(self.runtime_dir.iterdir()),
             "its folder has been removed",
@@ -391,7 +397,7 @@ async def serving(target: str, *, ready: bool = True, **given: Any) -> AsyncIter
         finally:
             await app.close()
     except BaseException:
-        print("\n".join(["-- the app's output:", *app.lines[-80:]]), file=sys.stderr)
+        show("\n".join(["-- the app's output:", *app.lines[-80:]]))
         raise
 
 
@@ -516,5 +522,5 @@ class Load:
                 outcomes["200"] += 1
             else:
                 outcomes[f"{answer.status} {answer.reason}"] += 1
-        print(f"{outcomes}, slowest {self.slowest_s:.2f} s")
+        show(f"{outcomes}, slowest {self.slowest_s:.2f} s")
         return outcomes

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from tests.flow.harness import Http, Running, until
-
+from tests.flow.harness import Http, Running, show, until
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +17,7 @@ def app():
         asyncio.run(running.ready())
         yield running
     finally:
-        print(*running.lines[-40:], sep="\n")
+        show("\n".join(running.lines[-40:]))
         asyncio.run(running.close())
 
 
@@ -102,7 +101,9 @@ async def test_queued_callers_leave(app):
     """50 of them: the queue's gauge falls to 0 while the one that runs still does."""
     first = asyncio.create_task(app.post("/single/hold", {"seconds": 6}))
     await until(lambda: app.traced().count("hold") == 1, "one runs")
-    waiting = [asyncio.create_task(leave(app, "/single/hold", {"seconds": 9}, 60)) for _ in range(50)]
+    waiting = [
+        asyncio.create_task(leave(app, "/single/hold", {"seconds": 9}, 60)) for _ in range(50)
+    ]
 
     async def queued() -> float:
         return await app.total("servekit_queued", 'service="Single"')
@@ -171,7 +172,7 @@ async def test_a_storm_of_deadlines(app):
     assert {a.status for a in outcomes.values()} <= {200, 429, 504}
     ran = [line.split() for line in app.traced() if line.startswith("ran ")]
     late = [line for line in ran if float(line[2]) <= 0]
-    print(f"{len(ran)} of 2000 ran, {len(late)} of them late: {late[:10]}")
+    show(f"{len(ran)} of 2000 ran, {len(late)} of them late: {late[:10]}")
     # Those few milliseconds are the way from the decision to the thread that runs the batch.
     assert sum(float(line[2]) < -0.1 for line in ran) == 0
     assert len(late) <= 200

@@ -24,7 +24,6 @@ FILETYPES = EXAMPLES / "filetypes"
 LIMIT_S = 60.0
 
 
-
 def needs(*packages: str) -> None:
     for package in packages:
         try:

@@ -1,37 +1,42 @@
 """Processes die, stop and hang under load: what is lost, and how long it takes."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import time
 
 import pytest
 
-from tests.flow.harness import GONE_S, Load, serving, until
+from tests.flow.harness import Load, serving, show, until
 
 
-@pytest.mark.parametrize(
-    ("target", "service", "kills"),
-    [("Root", "Root", 4), ("Root", "Child", 4), ("LoneRoot", "LoneRoot", 2), ("LoneRoot", "LoneChild", 2)],
-)
-async def test_kill_9_of_a_replica_loses_no_idempotent_call(target, service, kills):
-    """Of two replicas or of the only one, at the entry or behind it: every call is answered."""
-    async with serving(f"graph.py:{target}") as app, Load(app, "/echo", rate=150) as load:
-        await load.goes_on()
-        wanted = len(await app.replicas(service))
-        for _ in range(kills):
-            replicas = await app.replicas(service)
-            victim, pid = next(iter(replicas.items()))
-            os.kill(pid, signal.SIGKILL)
-            began = time.monotonic()
-
-            async def back(victim=victim):
-                found = await app.replicas(service)
-                return victim not in found and len(found) == wanted
-
-            await until(back, f"{victim} has been replaced")
-            print(f"{victim} was back after {time.monotonic() - began:.2f} s")
+@pytest.mark.parametrize("target", ["Root", "LoneRoot"])
+async def test_kill_9_of_a_replica_loses_no_idempotent_call(target):
+    """One of two replicas or the only one, at the entry or behind it: every call is answered."""
+    child = target.replace("Root", "Child")
+    async with serving(f"graph.py:{target}") as app:
+        async with Load(app, "/echo", rate=120) as load:
             await load.goes_on()
-    assert load.check().keys() == {"200"}
+            for service in (child, target):
+                await kill_one(app, service)
+                await load.goes_on()
+        assert load.check().keys() == {"200"}
+
+
+async def kill_one(app, service: str) -> None:
+    """Kill a replica and wait until another is there in its place."""
+    before = await app.replicas(service)
+    victim, pid = next(iter(before.items()))
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+
+    async def back():
+        found = await app.replicas(service)
+        return victim not in found and len(found) == len(before)
+
+    await until(back, f"{victim} has been replaced")
+    show(f"{victim} was replaced after {time.monotonic() - began:.2f} s")
 
 
 async def test_kill_9_runs_no_other_call_twice():
@@ -40,20 +45,13 @@ async def test_kill_9_runs_no_other_call_twice():
         async with Load(app, "/once", rate=100) as load:
             for _ in range(2):
                 await load.goes_on()
-                victim, pid = next(iter((await app.replicas("Root")).items()))
                 on_board = load.underway
-                os.kill(pid, signal.SIGKILL)
                 failed_before = sum(a[0].status != 200 for a in load.answers.values())
-
-                async def back(victim=victim):
-                    found = await app.replicas("Root")
-                    return victim not in found and len(found) == 2
-
-                await until(back, f"{victim} has been replaced")
+                await kill_one(app, "Root")
                 await load.goes_on()
                 failed = sum(a[0].status != 200 for a in load.answers.values()) - failed_before
-                # A few may have been sent between the count and the kill.
-                assert failed <= on_board + 5
+                # A few may have been sent between the count and the end of the process.
+                assert failed <= on_board + 10
         assert load.check().keys() <= {"200", "503 replica_lost"}
         runs = app.traced()
         assert len(runs) == len(set(runs))
@@ -126,6 +124,52 @@ async def test_kill_9_of_the_gateway():
         assert before == after
 
 
+async def test_kill_9_of_the_gateway_while_it_starts():
+    """There is another one, as often as it takes."""
+    async with serving("slow.py:Slow") as app:
+        killed = set()
+
+        def kill_new() -> bool:
+            for pid, line in app.processes().items():
+                if "gateway_worker" in line and pid not in killed:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+            return len(killed) >= 3
+
+        await until(kill_new, "three have been killed", every_s=0.01)
+
+        async def answers():
+            try:
+                async with asyncio.timeout(2.0):
+                    return (await app.post("/later", {"seconds": 0})).status == 200
+            except (OSError, EOFError, TimeoutError):
+                return False
+
+        await until(answers, "it answers again")
+
+
+async def test_a_health_hook_that_raises():
+    """Makes the app unready (503, not 500) until it is content again; no process is ended."""
+    async with serving("health.py:Moody") as app:
+        before = await app.replicas("Moody")
+        app.trace.with_name("trace.ill").touch()
+
+        async def is_ready() -> bool:
+            return (await app.get("/readyz")).status == 200
+
+        async def is_unready() -> bool:
+            answer = await app.get("/readyz")
+            assert answer.status in (200, 503)
+            return answer.status == 503
+
+        await until(is_unready, "it is unready")
+        assert (await app.get("/livez")).status == 200
+        app.trace.with_name("trace.ill").unlink()
+        await until(is_ready, "it is ready again")
+        assert (await app.post("/echo", {"x": 1})).json == 1
+        assert await app.replicas("Moody") == before
+
+
 async def test_kill_9_of_the_supervisor_leaves_nothing():
     """Every process, also those that user code started, ends by itself, and so do the files."""
     async with serving("orphans.py:Root") as app:
@@ -134,18 +178,15 @@ async def test_kill_9_of_the_supervisor_leaves_nothing():
         app.send(signal.SIGKILL)
         began = time.monotonic()
         await app.gone()
-        print(f"gone after {time.monotonic() - began:.2f} s")
-        assert GONE_S
+        show(f"gone after {time.monotonic() - began:.2f} s")
 
 
 async def test_kill_9_of_the_supervisor_ends_a_blocked_child():
     """User code that blocks the event loop can't keep its process alive."""
     async with serving("orphans.py:Root") as app:
         pid = next(iter((await app.replicas("Root")).values()))
-        try:
+        with contextlib.suppress(OSError, EOFError):
             await app.post("/block", {"seconds": 300}, headers={"x-servekit-timeout": "0.3s"})
-        except (OSError, EOFError):
-            pass
         await until(lambda: "block" in app.traced(), "the loop is blocked")
         assert pid in app.processes()
         app.send(signal.SIGKILL)

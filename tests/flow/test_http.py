@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from servekit.spec.body import pack, unpack
-from tests.flow.harness import Http, Running, until
+from tests.flow.harness import Http, Running, show, until
 
 MSGPACK = {"content-type": "application/msgpack", "accept": "application/msgpack"}
 BINARY = {"content-type": "application/octet-stream"}
@@ -25,7 +25,7 @@ def app():
         asyncio.run(running.ready())
         yield running
     finally:
-        print(*running.lines[-40:], sep="\n")
+        show("\n".join(running.lines[-40:]))
         asyncio.run(running.close())
 
 
@@ -124,6 +124,36 @@ async def test_each_item_has_its_own_context(app):
     assert answers == [f"{n} id{n} name{n}" for n in range(40)]
 
 
+async def test_rows_of_many_callers(app):
+    """5 clients with 32 rows each: everyone gets their own, no batch is over 32 rows."""
+
+    async def ask(number):
+        values = np.full((32, 2), number, dtype=np.float32)
+        body = pack(values)
+        answer = await app.call("POST", "/rows", body=body, headers=MSGPACK)
+        assert answer.status == 200, answer.body
+        np.testing.assert_array_equal(unpack(answer.body), values * 2)
+
+    await asyncio.gather(*(ask(number) for number in range(5)))
+    sizes = [int(line.split()[1]) for line in app.traced() if line.startswith("rows")]
+    assert sum(sizes) == 160
+    assert max(sizes) <= 32
+
+
+async def test_more_rows_than_a_batch_takes(app):
+    body = pack(np.zeros((33, 2), dtype=np.float32))
+    answer = await app.call("POST", "/rows", body=body, headers=MSGPACK)
+    assert answer.status == 422
+
+
+async def test_a_bucketing_callback_that_raises(app):
+    """Fails the call that it raised for, and no other."""
+    texts = ["a", "bad", "b", "c"]
+    answers = await asyncio.gather(*(app.post("/upper", text) for text in texts))
+    assert [a.status for a in answers] == [200, 500, 200, 200]
+    assert (await app.post("/upper", "again")).json == "AGAIN"
+
+
 async def test_not_found(app):
     answer = await app.post("/aera", {})
     assert answer.status == 404
@@ -220,9 +250,13 @@ async def test_a_body_that_is_no_json(app, body):
     assert await app.replicas("Http") == before
 
 
-@pytest.mark.parametrize("body", [b"\x91" * 100_000, b"\xc1", b"", b"\xdf\xff\xff\xff\xff", b"\x81\xa3box"])
+@pytest.mark.parametrize(
+    "body", [b"\x91" * 100_000, b"\xc1", b"", b"\xdf\xff\xff\xff\xff", b"\x81\xa3box"]
+)
 async def test_a_body_that_is_no_msgpack(app, body):
-    answer = await app.call("POST", "/area", body=body, headers={"content-type": "application/msgpack"})
+    answer = await app.call(
+        "POST", "/area", body=body, headers={"content-type": "application/msgpack"}
+    )
     assert answer.status in (400, 422)
     await lives(app)
 
@@ -330,7 +364,12 @@ async def test_pickle_is_refused(app, tmp_path):
             return (open, (str(harm), "w"))
 
     bomb = pickle.dumps(Bomb())
-    for media in ("application/python-pickle", "application/x-pickle", "application/json", "application/msgpack"):
+    for media in (
+        "application/python-pickle",
+        "application/x-pickle",
+        "application/json",
+        "application/msgpack",
+    ):
         for path in ("/area", "/root", "/root/batch"):
             answer = await app.call("POST", path, body=bomb, headers={"content-type": media})
             assert answer.status in (400, 415, 422), (media, path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flow.harness import serving
+from tests.flow.harness import serving, show
 
 WATCH_S = 5.0
 
@@ -17,7 +17,11 @@ def cpu_s(pid: int) -> float:
 
 
 def rss_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return (
+        int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
+        * os.sysconf("SC_PAGE_SIZE")
+        / 2**20
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -33,6 +37,6 @@ async def test_an_idle_app_sleeps():
         await asyncio.sleep(WATCH_S)
         used = {pid: cpu_s(pid) - before[pid] for pid in processes}
         for pid, line in processes.items():
-            print(f"{used[pid]:5.2f} s CPU, {rss_mb(pid):6.1f} MB  {line}")
-        print(f"{100 * sum(used.values()) / WATCH_S:.1f} % of a core")
+            show(f"{used[pid]:5.2f} s CPU, {rss_mb(pid):6.1f} MB  {line}")
+        show(f"{100 * sum(used.values()) / WATCH_S:.1f} % of a core")
         assert sum(used.values()) / WATCH_S < 0.05

@@ -2,7 +2,7 @@
 
 from tests.flow.harness import Http, Load, serving, until
 
-SOURCE = '''
+SOURCE = """
 import time
 
 import servekit as sk
@@ -25,7 +25,7 @@ class Root:
     @sk.endpoint(idempotent=True)
     async def label(self, x: int) -> str:
         return await self.model.label.remote(x)
-'''
+"""
 BREAKS = "def __init__(self) -> None: raise RuntimeError('bad weights')"
 
 

@@ -34,7 +34,9 @@ async def test_sleeps_and_wakes():
         assert (await app.post("/ask", {"x": 1})).json == 1
 
         async def asleep():
-            return not await app.replicas("Sleeper") and not await app.replicas("Sleeper", "draining")
+            return not await app.replicas("Sleeper") and not await app.replicas(
+                "Sleeper", "draining"
+            )
 
         for _ in range(2):
             await until(asleep, "it sleeps")

@@ -31,6 +31,29 @@ async def test_sigterm_lets_running_calls_finish():
         await app.gone()
 
 
+async def test_new_connections_while_it_drains():
+    """Are refused at once, so that a balancer goes elsewhere; none is taken and left waiting."""
+    async with serving("slow.py:Slow") as app:
+        work = asyncio.create_task(app.post("/sync", {"seconds": 5}))
+        await until(lambda: "sync" in app.traced(), "it runs")
+        app.send(signal.SIGTERM)
+
+        async def refuses() -> bool:
+            try:
+                async with asyncio.timeout(2.0):
+                    await app.get("/livez")
+            except ConnectionRefusedError:
+                return True
+            except (OSError, EOFError):  # it came just before
+                return False
+            return False
+
+        await until(refuses, "connections are refused", timeout_s=4)
+        assert not work.done()
+        assert (await work).json == "done"
+        assert await app.exit_code() == 0
+
+
 async def test_work_longer_than_the_drain_is_cut():
     """`--drain-s` bounds how long running calls may hold the end up."""
     async with serving("slow.py:Slow", options=("--drain-s", "1")) as app:

@@ -174,17 +174,21 @@ class Runner:
         elif block.lang == "console":
             for command, shown in commands_of(block.text):
                 self._command(command, shown)
-        elif block.lang == "text" and before is not None and before.lang == "python":
-            if not before.title and not matches(block.text, self.printed):
-                raise PageError(f"the page shows\n{block.text}\nand Python wrote\n{self.printed}")
+        elif (
+            block.lang == "text"
+            and before is not None
+            and (before.lang, before.title) == ("python", "")
+            and not matches(block.text, self.printed)
+        ):
+            raise PageError(f"the page shows\n{block.text}\nand Python wrote\n{self.printed}")
 
     def _python(self, block: Block) -> str:
         """Run a block in the page's one namespace; returns what it printed, or raised."""
         code = compile("\n" * (block.line - 1) + self._here(block.text), str(self.page), "exec")
         with contextlib.redirect_stdout(io.StringIO()) as out:
             try:
-                exec(code, vars(self.module))  # noqa: S102  (our own documentation)
-            except Exception as error:  # noqa: BLE001
+                exec(code, vars(self.module))  # our own documentation
+            except Exception as error:
                 if type(error).__name__ != block.raises:
                     raise PageError(traceback.format_exc()) from None
                 return self._there(f"{out.getvalue()}{type(error).__name__}: {error}")
@@ -194,7 +198,7 @@ class Runner:
 
     def _command(self, command: str, shown: str) -> None:
         fails = re.search(r"^(error|Traceback|FAILED)\b", shown, re.MULTILINE) is not None
-        print(f"$ {command}", flush=True)
+        sys.stdout.write(f"$ {command}\n")
         if _SERVE.match(command) and not fails:
             code, output = 0, self._serve(command)
         else:
@@ -232,7 +236,9 @@ class Runner:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}/readyz", timeout=5
+            ) as answer:
                 return answer.status == 200
         except OSError:
             return False
@@ -268,7 +274,7 @@ def _free_port() -> int:
 def run_page(page: Path) -> None:
     """Run a page in a process and a folder of its own."""
     # Unix sockets are made in it, so its path must be short: pytest's own are not.
-    with tempfile.TemporaryDirectory(prefix="skdoc-", dir="/tmp") as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="skdoc-", dir="/tmp") as folder:
         done = subprocess.run(
             [sys.executable, "-W", "error", __file__, str(page)],
             cwd=folder,
@@ -285,7 +291,7 @@ def main() -> int:
     try:
         Runner(Path(sys.argv[1])).run()
     except PageError as error:
-        print(error)
+        sys.stdout.write(f"{error}\n")
         return 1
     return 0
 
@@ -320,10 +326,20 @@ def test_page_runs(page: Path) -> None:
         "```console\n$ echo 1\n2\n```\n",
         "```console\n$ false\n```\n",
         "```console\n$ echo error: no\nerror: no\n```\n",
-        "```python title='app.py'\n```\n\n```python\nimport app\n```\n",
+        '```python title="app.py"\nx = 1\n```\n\n```python\nfrom app import y\n```\n',
         "```console\n$ servekit serve nothing.py\nserving …\n```\n",
     ],
-    ids=["raises", "prints", "no-raise", "other-raise", "output", "code", "no-error", "file", "serve"],
+    ids=[
+        "raises",
+        "prints",
+        "no-raise",
+        "other-raise",
+        "output",
+        "code",
+        "no-error",
+        "file",
+        "serve",
+    ],
 )
 def test_wrong_page_fails(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.md"
@@ -347,7 +363,9 @@ def test_blocks_are_of_a_known_kind(page: Path) -> None:
     assert len(_FENCE.findall(text)) * 2 == len(re.findall(r"^ *```", text, re.MULTILINE))
     for block in blocks_of(page):
         where = f"{_name(page)}:{block.line}"
-        assert block.lang in RUN | WRITTEN | SHOWN, f"{where}: a {block.lang!r} block is not checked"
+        assert block.lang in RUN | WRITTEN | SHOWN, (
+            f"{where}: a {block.lang!r} block is not checked"
+        )
         if block.lang == "json":
             json.loads(block.text)
         elif block.lang == "toml":
@@ -424,7 +442,7 @@ def test_repository_names_no_registry_and_no_place_of_its_makers() -> None:
 
 def test_changelog_has_the_version() -> None:
     about: dict[str, Any] = {}
-    exec((ROOT / "servekit" / "version.py").read_text(), about)  # noqa: S102
+    exec((ROOT / "servekit" / "version.py").read_text(), about)
     heads = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert about["__version__"] in heads
     assert shutil.which("mkdocs", path=str(BIN)), "the docs extra is not installed"

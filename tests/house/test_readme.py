@@ -15,7 +15,9 @@ def _docs() -> ModuleType:
     """Return the module beside this one; the tests' folders are no packages."""
     name = "servekit_test_docs"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("test_docs.py"))
+        spec = importlib.util.spec_from_file_location(
+            name, Path(__file__).with_name("test_docs.py")
+        )
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)

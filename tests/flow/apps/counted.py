@@ -2,8 +2,9 @@
 
 import time
 
-import servekit as sk
 from graph import note
+
+import servekit as sk
 
 
 @sk.service

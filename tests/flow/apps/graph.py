@@ -2,13 +2,14 @@
 
 import os
 import time
+from pathlib import Path
 
 import servekit as sk
 
 
 def note(text: str) -> None:
     """Write a line into the test's trace."""
-    with open(os.environ["TRACE"], "ab", buffering=0) as trace:
+    with Path(os.environ["TRACE"]).open("ab", buffering=0) as trace:
         trace.write(f"{text}\n".encode())
 
 

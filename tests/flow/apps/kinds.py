@@ -4,12 +4,16 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import servekit as sk
 from graph import note
 from pydantic import BaseModel, Field
+
+import servekit as sk
+
+Pairs = sk.Array["float32", "N 2"]
 
 
 class Box(BaseModel):
@@ -23,7 +27,8 @@ class Narrow:
     def hold(self, name: str) -> str:
         note(f"hold {name}")
         deadline = time.monotonic() + 60
-        while not os.path.exists(f"{os.environ['TRACE']}.{name}") and time.monotonic() < deadline:
+        go = Path(f"{os.environ['TRACE']}.{name}")
+        while not go.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         return name
 
@@ -41,11 +46,11 @@ class Http:
         return sum(values)
 
     @sk.endpoint
-    async def double(self, values: sk.Array["float32", "N 2"]) -> sk.Array["float32", "N 2"]:
+    async def double(self, values: Pairs) -> Pairs:
         return values * 2
 
     @sk.endpoint
-    def triple(self, values: sk.Array["float32", "N 2"], /) -> sk.Array["float32", "N 2"]:
+    def triple(self, values: Pairs, /) -> Pairs:
         return np.asarray(values) * np.float32(3)
 
     @sk.endpoint
@@ -80,6 +85,15 @@ class Http:
     @sk.batched(max_size=8, max_wait_ms=20)
     def who(self, xs: list[sk.Item[int]]) -> list[str]:
         return [f"{x.value} {x.ctx.request_id} {x.ctx.headers['x-name']}" for x in xs]
+
+    @sk.batched(axis=0, max_size=32, max_wait_ms=20)
+    def rows(self, values: Pairs) -> Pairs:
+        note(f"rows {len(values)}")
+        return values * np.float32(2)
+
+    @sk.batched(max_size=8, max_wait_ms=20, bucket_by=lambda text: 1 // (text != "bad"))
+    def upper(self, texts: list[str]) -> list[str]:
+        return [text.upper() for text in texts]
 
     @sk.endpoint
     def sleep(self, seconds: float) -> str:

@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 
-import servekit as sk
 from graph import note
+
+import servekit as sk
 
 
 @sk.service

@@ -3,8 +3,9 @@
 import subprocess
 import time
 
-import servekit as sk
 from graph import note
+
+import servekit as sk
 
 
 @sk.service
@@ -19,4 +20,4 @@ class Root:
     @sk.endpoint
     async def block(self, seconds: float) -> None:
         note("block")
-        time.sleep(seconds)
+        time.sleep(seconds)  # noqa: ASYNC251  (on purpose)

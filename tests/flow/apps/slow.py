@@ -5,8 +5,9 @@ import os
 import time
 from collections.abc import AsyncIterator
 
-import servekit as sk
 from graph import note
+
+import servekit as sk
 
 
 @sk.service(limits=sk.Limits(timeout_s=None))
