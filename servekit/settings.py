@@ -26,7 +26,7 @@ _RUNTIME_DIR_BYTES: Final = SOCKET_PATH_BYTES - SOCKET_ROOM_BYTES
 _PREFIX: Final = "SERVEKIT_"
 
 
-class _Unusable(Exception):  # noqa: N818  (it never leaves this file)
+class _Unusable(Exception):
     """A value can't be used; the text says what is needed instead."""
 
 

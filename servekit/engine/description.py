@@ -5,8 +5,10 @@ code prints while it is imported goes to stderr, where it belongs.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -52,17 +54,34 @@ async def describe_elsewhere(target: str) -> Described:
         str(writable),
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=(writable,),
+        start_new_session=True,  # Ctrl-C is the supervisor's to act on
     )
     os.close(writable)
-    with os.fdopen(readable, "rb") as result:
-        written = await asyncio.to_thread(result.read)
-    code = await child.wait()
+    try:
+        written = await _read_all(readable)
+        code = await child.wait()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+        raise
     if not written:
         raise SetupError(f"importing {target} ended the process with code {code}")
     found = msgspec.json.decode(written, type=Described)
     if found.app is None:
         raise SetupError(found.error, trace=found.trace)
     return found
+
+
+async def _read_all(fd: int) -> bytes:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb")
+    )
+    try:
+        return await reader.read()
+    finally:
+        transport.close()
 
 
 def _describe(target: str) -> Described:

@@ -51,12 +51,13 @@ async def _roll(target: str, supervisor: Supervisor) -> Described | None:
 
 async def _saved(sources: Iterable[str], *, since: float) -> AsyncIterator[None]:
     """Yield each time that sources were saved, also for what was before the watch began."""
-    from watchfiles import awatch  # noqa: PLC0415  (dev only)
+    # dev only; one of its parameters is not fully typed
+    from watchfiles import awatch  # noqa: PLC0415  # pyright: ignore[reportUnknownVariableType]
 
     files = {str(Path(source)) for source in sources}
     folders = {Path(file).parent for file in files}
     # Wakes once a quarter of a second: the first time says that the watch has begun.
-    watch = awatch(  # pyright: ignore[reportUnknownVariableType]  (a parameter we don't use)
+    watch = awatch(
         *folders,
         watch_filter=lambda _, path: path in files,
         recursive=False,

@@ -2,24 +2,21 @@
 
 An event is a name with facts: `log.info("replica ready", replica=id, took_s=1.2)`. It goes through
 the standard library's logging, so before `configure` it behaves as any library's does; after it,
-structlog renders all lines the same way. The id of the request at hand, once set in `request_id`,
+all lines are rendered the same way. The id of the request at hand, once set in `request_id`,
 stands on every line that its task writes, those of other libraries included.
 """
 
 import logging
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
 from servekit.settings import LogFormat
-
-if TYPE_CHECKING:
-    from structlog.typing import Processor
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the current task works for; set it at the start of the task."""
@@ -103,19 +100,8 @@ def configure(
         role: What this process is (`"gateway"`, `"replica Embedder-0"`); stands on each line.
         stream: Where to; None is stderr, so that stdout stays free for output.
     """
-    import structlog  # noqa: PLC0415  (0.1 s, which describing an app must not pay)
-
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            processors=[
-                _describe(role),
-                structlog.processors.format_exc_info,
-                structlog.processors.StackInfoRenderer(),
-                _json if format == "json" else _console,
-            ]
-        )
-    )
+    handler.setFormatter(_Formatter(role, _json if format == "json" else _console))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(capture=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
@@ -124,47 +110,39 @@ def configure(
         logger.propagate = True
         logger.setLevel(logging.ERROR)  # what else it says, we say or any client can provoke
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
-    # For user code that logs with structlog itself.
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.stdlib.PositionalArgumentsFormatter(),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        # Its own LoggerFactory would replace the logger class of the whole process.
-        logger_factory=logging.getLogger,
-        wrapper_class=structlog.stdlib.BoundLogger,
-    )
 
 
-def _describe(role: str) -> "Processor":
-    """Return the processor that makes a line's keys, in order, from a log record."""
-    from structlog.contextvars import get_contextvars  # noqa: PLC0415
+class _Formatter(logging.Formatter):
+    """Makes a line's keys, in order, from a log record, and renders them."""
 
-    def describe(
-        _logger: object, _method: str, event: MutableMapping[str, Any]
-    ) -> MutableMapping[str, Any]:
-        record: logging.LogRecord = event.pop("_record")
-        del event["_from_structlog"]
-        facts: Mapping[str, object] = event
-        name = event.pop("event")
-        if isinstance(record.msg, Event):
-            name, facts = record.msg.name, {**record.msg.facts, **event}
+    def __init__(self, role: str, render: Callable[[dict[str, Any]], str]) -> None:
+        super().__init__()
+        self._role = role
+        self._render = render
+
+    def format(self, record: logging.LogRecord) -> str:
+        message: object = record.msg
+        if isinstance(message, Event):
+            name, facts = message.name, message.facts
+        else:
+            name, facts = record.getMessage(), {}
         head = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
             "event": name,
         }
-        tail = {"role": role, "logger": record.name}
+        tail: dict[str, object] = {"role": self._role, "logger": record.name}
         if request := request_id.get():
             tail["request_id"] = request
+        if record.exc_info:
+            tail["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            tail["stack"] = record.stack_info
         # The head comes first, and once more last: a fact can't pose as the level or the time.
-        return {**head, **get_contextvars(), **facts, **head, **tail}
-
-    return describe
+        return self._render({**head, **facts, **head, **tail})
 
 
-def _json(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
+def _json(line: dict[str, Any]) -> str:
     # msgspec writes NaN as null, where the standard library would write what is not JSON.
     try:
         return msgspec.json.encode(line, enc_hook=repr).decode()
@@ -173,7 +151,7 @@ def _json(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
         return msgspec.json.encode({key: _visible(str(line[key])) for key in line}).decode()
 
 
-def _console(_logger: object, _method: str, line: MutableMapping[str, Any]) -> str:
+def _console(line: dict[str, Any]) -> str:
     time: datetime = line.pop("time")
     blocks = [line.pop(key) for key in ("stack", "exception", "traceback") if key in line]
     head = [

@@ -145,7 +145,7 @@ class RemoteMethod:
             accept = "" if self._internal else MSGPACK
             payload = endpoint.schemas[0].encode(args, kwargs, accept=accept)
         except InvalidInput as error:
-            raise TypeError(f"{self._service}.{endpoint.name}: {error.message}") from error
+            raise TypeError(error.message) from error
         call = Call(
             self._service,
             endpoint.name,

@@ -39,7 +39,7 @@ GONE_S = 15.0
 
 def show(text: str) -> None:
     """Print what pytest shows of a failed test, and with `-rP` of every one."""
-    print(text)  # noqa: T201
+    print(text)
 
 
 async def until(

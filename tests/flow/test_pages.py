@@ -366,10 +366,10 @@ def test_the_reference_shows_all_there_is(
         "Semantic <b>search</b>.",
         "Find the nearest documents",
         "<img src=x onerror=\"document.title='owned'\">",
-        "1 – 200 characters",  # noqa: RUF001
+        "1 – 200 characters",
         "default 3",
         "A place in the picture.",
-        "uint8 array (3 × 224 × 224)",  # noqa: RUF001
+        "uint8 array (3 × 224 × 224)",
         "batched, up to 8",
         "text/event-stream",
         "retry-after",

@@ -73,7 +73,7 @@ def test_it_composes_with_other_types():
 
 def test_it_works_as_a_field_of_models_and_dataclasses():
     class Model(BaseModel):
-        x: Array["float32", "2"]  # noqa: F821
+        x: Array["float32", "2"]
         y: Annotated[np.ndarray, Array["int8", "N"]]
 
     @dataclass

@@ -469,7 +469,7 @@ class Arrays:
         self.gate = asyncio.Event()
 
     @sk.batched(max_size=32, axis=0)
-    async def double(self, x: sk.Array["float32", "N 2"]) -> sk.Array["float32", "N 2"]:  # noqa: F821,F722
+    async def double(self, x: sk.Array["float32", "N 2"]) -> sk.Array["float32", "N 2"]:
         self.shapes.append(x.shape)
         await self.gate.wait()
         return x * 2

@@ -53,7 +53,13 @@ async def test_closing_a_reply_closes_its_stream():
 
 def test_headers_read_as_text_in_any_case():
     encoded = msgspec.msgpack.encode(
-        [[b"X-Tenant", b"a"], [b"accept", b"b"], [b"x-tenant", b"c"], ["name", "\xe9"], [b"l", b"\xe9"]]
+        [
+            [b"X-Tenant", b"a"],
+            [b"accept", b"b"],
+            [b"x-tenant", b"c"],
+            ["name", "\xe9"],
+            [b"l", b"\xe9"],
+        ]
     )
     headers = Headers(encoded)
     assert headers["X-TENANT"] == "a, c"
@@ -80,7 +86,9 @@ def test_values_of_headers_stay_out_of_logs():
 
 
 def test_a_context_is_that_of_its_call():
-    call = a_call(deadline=5.0, traceparent="00-1", attempt=2, headers=msgspec.msgpack.encode([["a", "b"]]))
+    call = a_call(
+        deadline=5.0, traceparent="00-1", attempt=2, headers=msgspec.msgpack.encode([["a", "b"]])
+    )
     context = RequestContext.of(call)
     assert (context.request_id, context.deadline, context.traceparent) == ("r", 5.0, "00-1")
     assert (context.attempt, context.headers["a"], context.cancelled) == (2, "b", False)

@@ -63,7 +63,9 @@ def test_each_caller_gets_its_own_rows(rows, axis, padded):
     for i, count in enumerate(rows):
         shape = [2, 3, 2]
         shape[axis] = count
-        items.append((np.full(shape, i, np.int32) + np.random.default_rng(i).integers(0, 9, shape) * 100,))
+        items.append(
+            (np.full(shape, i, np.int32) + np.random.default_rng(i).integers(0, 9, shape) * 100,)
+        )
     (batch,) = join(items, settings)
     total = sum(rows)
     assert batch.shape[axis] == padded_size(total, settings)

@@ -761,7 +761,9 @@ async def test_a_peer_that_breaks_the_format_loses_its_connection_only(data, cap
         assert bytes(reply.payload.segments[0]) == b"fine"
 
 
-@pytest.mark.parametrize("kind", [Kind.CHUNK, Kind.CHUNKS, Kind.CREDIT, Kind.END, Kind.CANCEL, Kind.PONG])
+@pytest.mark.parametrize(
+    "kind", [Kind.CHUNK, Kind.CHUNKS, Kind.CREDIT, Kind.END, Kind.CANCEL, Kind.PONG]
+)
 async def test_frames_about_calls_that_are_over_are_no_error(kind):
     async with raw(echo) as (peer, transport, server):
         transport.write(frame(kind, 99, pack(5) if kind == Kind.CREDIT else b""))

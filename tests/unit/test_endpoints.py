@@ -206,7 +206,6 @@ async def test_who_waits_past_its_deadline_does_not_run(start, ask, until):
 # -- contexts
 
 
-
 async def test_every_call_has_a_context_of_its_own(start, ask):
     @sk.service
     class S:
@@ -242,9 +241,7 @@ async def test_every_call_has_a_context_of_its_own(start, ask):
             assert await parts(got) == [expected] * 3
             await got.aclose()
 
-    await asyncio.gather(
-        *(one(e, i) for i, e in enumerate(["sync", "coro", "gen", "agen"] * 10))
-    )
+    await asyncio.gather(*(one(e, i) for i, e in enumerate(["sync", "coro", "gen", "agen"] * 10)))
 
 
 async def test_a_sync_function_can_see_that_its_caller_has_left(start, ask, until):

@@ -64,7 +64,9 @@ def test_only_what_may_go_better_elsewhere_is_retryable():
 
 
 plain = st.text(max_size=20)
-fields = st.lists(st.fixed_dictionaries({"path": plain, "message": plain, "type": plain}), max_size=3)
+fields = st.lists(
+    st.fixed_dictionaries({"path": plain, "message": plain, "type": plain}), max_size=3
+)
 
 
 @given(

@@ -205,7 +205,10 @@ def test_plausible_prefixes_with_any_rest(prefix, rest):
     size, kind, count, header = prefix
     data = struct.pack("<IIBBH", size, 1, kind, count, header) + rest
     for frame in read_all(FrameReader(4096), data) or ():
-        assert 12 + len(frame.header) + sum(len(s) for s in frame.segments) <= 4 + size or frame.id != 1
+        assert (
+            12 + len(frame.header) + sum(len(s) for s in frame.segments) <= 4 + size
+            or frame.id != 1
+        )
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4096 - 3, 1 << 20, 0xFFFFFFFF])

@@ -272,7 +272,11 @@ def test_errors_pass_through_two_services(app):
 
 
 def test_arguments_that_do_not_fit_fail_at_the_call(app, caplog):
-    for call in (lambda: app.double.remote(), lambda: app.double.remote(1, 2), lambda: app.double.remote(m=1)):
+    for call in (
+        lambda: app.double.remote(),
+        lambda: app.double.remote(1, 2),
+        lambda: app.double.remote(m=1),
+    ):
         with pytest.raises(TypeError, match=r"Parent\.double"):
             call()
     with pytest.raises((TypeError, InvalidInput)):
@@ -282,7 +286,9 @@ def test_arguments_that_do_not_fit_fail_at_the_call(app, caplog):
 
 
 def test_an_endpoint_that_is_none(app):
-    with pytest.raises(AttributeError, match=r"Parent has no endpoint 'duble'. Did you mean 'double'"):
+    with pytest.raises(
+        AttributeError, match=r"Parent has no endpoint 'duble'. Did you mean 'double'"
+    ):
         app.duble  # noqa: B018
     assert repr(app) == "<handle of Parent>"
     assert "Parent.double" in repr(app.double)
@@ -341,7 +347,11 @@ async def test_a_call_takes_over_what_its_context_knows():
         request_id="id", deadline=now() + 5, headers=Headers(headers), traceparent="00-t", attempt=1
     )
     token = CURRENT.set(context)
-    for method in (handle.double, handle.double.options(timeout_s=1), handle.double.options(timeout_s=9)):
+    for method in (
+        handle.double,
+        handle.double.options(timeout_s=1),
+        handle.double.options(timeout_s=9),
+    ):
         with pytest.raises(Cancelled):
             await method.remote(1)
     CURRENT.reset(token)

@@ -190,7 +190,10 @@ def test_a_fake_without_the_method_or_with_a_wrong_answer():
         def embed(self, text: str) -> str:
             return "no vector"
 
-    with sk.local(Left, overrides={Left.base: object()}) as app, pytest.raises(NotFound, match="no method 'embed'"):
+    with (
+        sk.local(Left, overrides={Left.base: object()}) as app,
+        pytest.raises(NotFound, match="no method 'embed'"),
+    ):
         app.length.remote("x").result()
     with sk.local(Left, overrides={Left.base: Wrong()}) as app, pytest.raises(InvalidOutput):
         app.length.remote("x").result()

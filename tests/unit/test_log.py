@@ -8,7 +8,6 @@ import warnings
 from contextvars import copy_context
 
 import pytest
-import structlog
 
 from servekit.observe import log
 
@@ -30,7 +29,6 @@ def lines():
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(False)
-    structlog.reset_defaults()
 
 
 def test_console_is_one_line_for_people(lines):
@@ -99,7 +97,7 @@ def test_the_request_id_is_on_every_line_of_its_context(lines):
         log.request_id.set("r-1")
         log.get_logger("servekit.x").info("ours")
         logging.getLogger("some.library").warning("theirs %d", 7)
-        structlog.get_logger("user.code").info("the user's", k=1)
+        logging.getLogger("user.code").info("the user's")
 
     copy_context().run(work)
     log.get_logger("servekit.x").info("outside")
@@ -107,21 +105,6 @@ def test_the_request_id_is_on_every_line_of_its_context(lines):
     assert [f.get("request_id") for f in fields] == ["r-1", "r-1", "r-1", None]
     assert [f["event"] for f in fields] == ["ours", "theirs 7", "the user's", "outside"]
     assert [f["logger"] for f in fields][:3] == ["servekit.x", "some.library", "user.code"]
-
-
-def test_structlog_context_and_levels_of_users_work(lines):
-    read = lines("json")
-    with structlog.contextvars.bound_contextvars(tenant="t"):
-        structlog.get_logger("user.code").debug("dropped")
-        structlog.get_logger("user.code").warning("kept %s", "x", k=1)
-        try:
-            raise ZeroDivisionError
-        except ZeroDivisionError:
-            structlog.get_logger("user.code").exception("boom")
-    kept, boom = (json.loads(line) for line in read())
-    assert (kept["tenant"], kept["k"], kept["event"]) == ("t", 1, "kept x")
-    assert boom["level"] == "error"
-    assert boom["exception"].endswith("ZeroDivisionError")
 
 
 def test_uvicorn_loggers_go_the_same_way(lines):

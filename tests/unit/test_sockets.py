@@ -76,7 +76,9 @@ def test_unix_addresses():
     assert Address("unix:/run/x/a:b.sock").unix == "/run/x/a:b.sock"
 
 
-@pytest.mark.parametrize("text", ["", "tcp:", "tcp:host", "tcp::7", "tcp:host:", "tcp:host:x", "udp:h:1"])
+@pytest.mark.parametrize(
+    "text", ["", "tcp:", "tcp:host", "tcp::7", "tcp:host:", "tcp:host:x", "udp:h:1"]
+)
 def test_what_is_no_address(text):
     with pytest.raises(ConfigError, match="is no address"):
         _ = Address(text).tcp
@@ -123,7 +125,7 @@ async def test_a_socket_file_that_a_dead_process_left_is_replaced(folder):
 
 
 async def test_nobody_listens(folder):
-    with pytest.raises(OSError):  # noqa: PT011
+    with pytest.raises(OSError):
         await connect(Address(f"unix:{folder / 'none.sock'}"), client())
 
 
@@ -162,7 +164,7 @@ async def test_draining_takes_no_new_connections(folder, until):
     await until(lambda: connection.draining)
     with pytest.raises(ReplicaLost):
         await connection.call(a_call())
-    with pytest.raises(OSError):  # noqa: PT011
+    with pytest.raises(OSError):
         await connect(address, client())
     assert not drained.done()
     gate.set()
@@ -248,7 +250,9 @@ async def test_garbage_closes_its_own_connection_and_no_other(
     name, transport, folder, until, monkeypatch, caplog
 ):
     monkeypatch.chdir(folder)
-    address, secret = (f"unix:{folder}/a.sock", b"") if transport == "unix" else ("tcp:127.0.0.1:0", SECRET)
+    address, secret = (
+        (f"unix:{folder}/a.sock", b"") if transport == "unix" else ("tcp:127.0.0.1:0", SECRET)
+    )
     async with listening(address, secret) as listener:
         good = await connect(listener.address, client(secret))
         if transport == "unix":

@@ -28,7 +28,9 @@ def test_sizes(text, size):
     assert parse_bytes(text, where="here") == size
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1 parsec", "1e3", "1MiBs", "١KB", "0x10", "1,5MB"])
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "-1", "1 parsec", "1e3", "1MiBs", "١KB", "0x10", "1,5MB"]
+)
 def test_what_is_no_size(text):
     with pytest.raises(ConfigError, match=r"^Limits\(max_body\): .*no size"):
         parse_bytes(text, where="Limits(max_body)")
@@ -47,7 +49,9 @@ def test_durations(text, seconds):
     assert parse_seconds(text, where="here") == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "s", "5", "-5s", "5 S", "5MS", "1e3s", "five", "infs", "nans"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "5", "-5s", "5 S", "5MS", "1e3s", "five", "infs", "nans"]
+)
 def test_what_is_no_duration(text):
     with pytest.raises(ConfigError, match="^timeout: .*no duration"):
         parse_seconds(text, where="timeout")

@@ -20,4 +20,4 @@ class Root:
     @sk.endpoint
     async def block(self, seconds: float) -> None:
         note("block")
-        time.sleep(seconds)  # noqa: ASYNC251  (on purpose)
+        time.sleep(seconds)
