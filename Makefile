@@ -16,7 +16,7 @@ demo: $(VENV)/demo.stamp  ## serve a real pipeline and send it real files; ONCE=
 	@$(BIN)/python -m examples.filetypes.demo $(if $(ONCE),--once)
 
 test: $(VENV)/dev.stamp  ## run every test
-	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadfile
 
 check: $(VENV)/dev.stamp  ## formatting, lint, types, floors, unit and house tests
 	$(BIN)/ruff format --check .

@@ -14,7 +14,7 @@ from servekit.core.call import MSGPACK, Call, Payload, Reply, new_request_id, no
 from servekit.engine.table import Table
 from servekit.errors import CallError, NotFound
 from servekit.observe.metrics import Snapshot
-from servekit.spec.app import AppSpec
+from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.wire.connection import Connection
 
 SERVICE = "$control"
@@ -33,8 +33,7 @@ class StartReplica(msgspec.Struct, frozen=True):
         folder: The app's private folder.
     """
 
-    app: AppSpec
-    service: str
+    spec: ServiceSpec
     replica: str
     search_path: tuple[str, ...]
     address: str

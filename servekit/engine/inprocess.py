@@ -120,10 +120,10 @@ class _Graph:
         self._handlers[found.name] = client.call
 
     async def stop(self) -> None:
-        for connection in self._connections:
-            await connection.close()
-        for replica in reversed(self._replicas):
-            await replica.stop()
+        while self._connections:
+            await self._connections.pop(0).close()
+        while self._replicas:
+            await self._replicas.pop().stop()
 
 
 def fake_handler(fake: object, service: ServiceDefinition) -> Handler:

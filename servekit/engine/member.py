@@ -10,7 +10,6 @@ from servekit.engine.control import Health, Nothing, Started, StartReplica, Stat
 from servekit.engine.process import Process
 from servekit.engine.table import Target
 from servekit.errors import CallError, SetupError, WireError
-from servekit.spec.app import ServiceSpec
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, connect
@@ -35,7 +34,6 @@ class Member:
 
     Args:
         order: What it is to become.
-        spec: Its service.
         process: Its process.
 
     Attributes:
@@ -45,10 +43,10 @@ class Member:
         trouble: What its health hooks said last; "" when well.
     """
 
-    def __init__(self, order: StartReplica, spec: ServiceSpec, process: Process) -> None:
+    def __init__(self, order: StartReplica, process: Process) -> None:
         self._order = order
         self._probe: Connection | None = None
-        self.spec = spec
+        self.spec = order.spec
         self.process = process
         self.id = order.replica
         self.state = State.STARTING
@@ -133,13 +131,12 @@ def _seen(asking: asyncio.Future[Started]) -> None:
 
 async def spawn(
     order: StartReplica,
-    spec: ServiceSpec,
     *,
     verbs: Mapping[str, Verb],
     env: Mapping[str, str],
 ) -> Member:
     """Start a replica's process; it waits for its order."""
     process = await Process.spawn(
-        order.replica, "servekit.engine.replica_worker", verbs=verbs, env={**spec.env, **env}
+        order.replica, "servekit.engine.replica_worker", verbs=verbs, env={**order.spec.env, **env}
     )
-    return Member(order, spec, process)
+    return Member(order, process)

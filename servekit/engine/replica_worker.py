@@ -64,7 +64,7 @@ class ReplicaWorker:
 
     async def _become(self, order: StartReplica) -> None:
         self.folder = order.folder
-        spec = order.app.service(order.service)
+        spec = order.spec
         sys.path[:0] = [folder for folder in order.search_path if folder not in sys.path]
         hello = Hello(service=spec.name, replica=order.replica, version=spec.version)
         router = self._router = Router(hello, on_starved=self._starved)

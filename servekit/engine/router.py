@@ -74,7 +74,7 @@ class Router:
                 link.task = self._tasks.spawn(self._keep(service, link), name=f"link {target}")
             service.changed()
         for name in self._services.keys() - table.services.keys():
-            self._services.pop(name).follow(ServiceTargets(state="down"))
+            self._services.pop(name).end()
 
     async def __call__(self, call: Call) -> Reply:
         """Answer a call through one of its service's replicas.
@@ -126,10 +126,8 @@ class Router:
     async def close(self) -> None:
         """End all connections."""
         for service in self._services.values():
-            service.follow(ServiceTargets(state="down"))
+            service.end()
         await self._tasks.close()
-        for connection in self.connections().values():
-            await connection.close()
         self._deadlines.close()
 
     async def _hold(self, service: "_Service", call: Call) -> Connection:
@@ -184,7 +182,8 @@ class Router:
             finally:
                 link.connection = None
                 if not connection.lost.done():
-                    self._tasks.spawn(_finish(connection), name="finish")
+                    finish = self._tasks.spawn(_finish(connection), name="finish")
+                    finish.add_done_callback(lambda _: connection.abort())  # also if cut short
 
     def _make(self) -> Connection:
         return Connection(self._hello, client=True, secret=self._secret, deadlines=self._deadlines)
@@ -230,6 +229,11 @@ class _Service:
             if (task := self.links.pop(replica).task) is not None:
                 task.cancel()
         return [target for replica, target in wanted.items() if replica not in self.links]
+
+    def end(self) -> None:
+        """Drop all links, and refuse the calls that wait for one."""
+        self.follow(ServiceTargets(state="down"))
+        self.changed()
 
     def changed(self) -> None:
         """Let every held call look again."""

@@ -223,8 +223,7 @@ class Supervisor:
         replica = f"{spec.name}-{self._last_replica}"
         devices = self._placement.place(replica, spec.resources.gpu)
         order = StartReplica(
-            app=self.app,
-            service=spec.name,
+            spec=spec,
             replica=replica,
             search_path=self._search_path,
             address=f"unix:{self._folder}/{self._last_replica}.sock",
@@ -233,7 +232,7 @@ class Supervisor:
         )
         env = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         try:
-            member = await spawn(order, spec, verbs=self._verbs(), env=self._env() | env)
+            member = await spawn(order, verbs=self._verbs(), env=self._env() | env)
         except BaseException:
             self._placement.release(replica)
             raise

@@ -5,7 +5,7 @@ from math import ceil
 import msgspec
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, Buffer, Call, Payload, Reply
-from servekit.errors import CallError
+from servekit.errors import CallError, ExecutionError
 from servekit.gateway.asgi import Send
 from servekit.observe.log import get_logger
 from servekit.wire.streams import IncomingStream
@@ -54,7 +54,12 @@ async def send_stream(send: Send, call: Call, reply: Reply) -> int:
             body = b"".join([c.segments[0] if raw else event(c.segments[0]) for c in chunks])
             await send({"type": "http.response.body", "body": body, "more_body": True})
         last = b"" if raw else event(b"", name=b"end")
-    except CallError as error:
+    except Exception as raised:  # noqa: BLE001  (the status is on its way: no second one can follow)
+        if isinstance(raised, CallError):
+            error = raised
+        else:
+            _log.exception("stream failed", request_id=call.request_id)
+            error = ExecutionError("internal error")
         status = error.status
         if raw:
             return status  # without an end, so that the client sees the connection cut

@@ -9,7 +9,15 @@ import asyncio
 from typing import Final
 
 from servekit.core.call import Handler, now
-from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllowed
+from servekit.errors import (
+    CallError,
+    Cancelled,
+    DeadlineExceeded,
+    ExecutionError,
+    MethodNotAllowed,
+    Overloaded,
+    Unavailable,
+)
 from servekit.gateway.answer import send_error, send_stream, send_whole
 from servekit.gateway.asgi import App, Receive, Scope, Send
 from servekit.gateway.request import read_body, read_call
@@ -21,6 +29,7 @@ from servekit.spec.app import AppSpec
 TASK: Final = "servekit.task"
 """Key of the scope with the task that must end when the client leaves."""
 
+_SHED = (Overloaded, Unavailable, DeadlineExceeded)
 _log = get_logger("servekit.gateway")
 
 
@@ -72,7 +81,7 @@ class Gateway:
                 code = await send_stream(send, call, reply)
         except CallError as error:
             code = error.status
-            if not error.started:
+            if not error.started and isinstance(error, _SHED):
                 route.shed(error.reason)
             await send_error(send, error, request_id)
         except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -36,7 +37,9 @@ def read_call(route: Route, scope: Scope, started: float) -> Call:
         elif name == b"accept":
             call.accept = value.decode("latin-1")
         elif name == b"content-length":
-            if int(value) > route.max_body:
+            if not value.isdigit():
+                raise BadRequest("header content-length: is no number", started=False)
+            if len(value) > 18 or int(value) > route.max_body:
                 raise _too_large(route)
         elif name == b"x-request-id":
             call.request_id = _request_id(value)
@@ -77,7 +80,7 @@ def _timeout(value: bytes) -> float:
         seconds = parse_seconds(float(text) if text.isdecimal() else text, where="")
     except ConfigError:
         seconds = -1.0
-    if seconds <= 0:
+    if not 0 < seconds < inf:
         raise BadRequest(
             f"header x-servekit-timeout: {text[:40]!r} is no duration above 0; write it like 5s "
             "or 250ms",
@@ -97,6 +100,8 @@ async def read_body(route: Route, scope: Scope, receive: Receive) -> bytes:
         return query_document(scope["query_string"], route.spec.input)
     message = await receive()
     body: bytes = message.get("body", b"")
+    if len(body) > route.max_body:
+        raise _too_large(route)
     if message.get("more_body"):
         parts = [body]
         total = len(body)
@@ -119,19 +124,27 @@ def query_document(query: bytes, schema: dict[str, Any]) -> bytes:
     for the replica to refuse with the field's path. A repeated name makes an array.
     """
     properties: dict[str, Any] = schema.get("properties", {})
+    definitions: dict[str, Any] = schema.get("$defs", {})
     document: dict[str, Any] = {}
     for name, text in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         declared = properties.get(name, {})
         if declared.get("type") == "array":
             items: list[Any] = document.setdefault(name, [])
-            items.append(_scalar(text, declared.get("items", {})))
+            items.append(_scalar(text, _kinds(declared.get("items", {}), definitions)))
         else:
-            document[name] = _scalar(text, declared)
+            document[name] = _scalar(text, _kinds(declared, definitions))
     return msgspec.json.encode(document)
 
 
-def _scalar(text: str, schema: dict[str, Any]) -> Any:
-    kinds = {schema.get("type")} | {part.get("type") for part in schema.get("anyOf", ())}
+def _kinds(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows; enums are behind a reference."""
+    if "$ref" in schema:
+        schema = definitions.get(schema["$ref"].rpartition("/")[2], {})
+    kinds = {schema.get("type", "")}
+    return kinds.union(*(_kinds(part, definitions) for part in schema.get("anyOf", ())))
+
+
+def _scalar(text: str, kinds: set[str]) -> Any:
     if "string" in kinds and text != "null":
         return text
     if kinds & {"integer", "number", "boolean", "null"}:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -30,6 +30,7 @@ from servekit.runtime.queue import Entry
 from servekit.runtime.threads import Threads
 from servekit.spec.definition import EndpointDefinition
 from servekit.spec.item import Item, ItemError
+from servekit.spec.schema import Arguments
 
 
 class _Waiting(Entry):
@@ -122,14 +123,15 @@ class Batched:
         if "json" not in call.accept and "*" not in call.accept and call.accept:
             raise UnsupportedMedia(f"{self._where}/batch answers {JSON}, not {call.accept}")
         inputs = self._input.decode_batch(call.payload, internal=call.internal)
-        results = await asyncio.gather(
-            *(self._one_of_many((*args, *kwargs.values()), call) for args, kwargs in inputs)
-        )
+        results = await asyncio.gather(*(self._one_of_many(item, call) for item in inputs))
         return Reply(Payload(JSON, (b"[" + b",".join(results) + b"]",)))
 
-    async def _one_of_many(self, args: tuple[Any, ...], call: Call) -> bytes:
+    async def _one_of_many(self, item: Arguments | InvalidInput, call: Call) -> bytes:
         try:
-            value = await self._result(self._enter(args, call))
+            if isinstance(item, InvalidInput):
+                raise item
+            args, kwargs = item
+            value = await self._result(self._enter((*args, *kwargs.values()), call))
             document = self._output.encode(value, accept=JSON).segments[0]
         except CallError as error:
             return b'{"error":' + msgspec.json.encode(error.details()) + b"}"
@@ -232,8 +234,8 @@ class Batched:
     # -- execution ---------------------------------------------------------------------------
 
     async def _run(self, dispatch: Dispatch) -> None:
-        batch = [entry for entry in dispatch.entries if isinstance(entry, _Waiting)]
         started = now()
+        batch = [entry for entry in dispatch.entries if self._is_wanted(entry, started)]
         meter = self._meter
         meter.running += len(batch)
         rows = 0
@@ -241,11 +243,12 @@ class Batched:
             rows += entry.rows
             entry.dispatched = started
             meter.queue_seconds.observe(started - entry.arrived)
-        self._batch_size.observe(rows)
-        self._batch_fill.observe(rows / self._policy.max_size)
+        if batch:
+            self._batch_size.observe(rows)
+            self._batch_fill.observe(rows / self._policy.max_size)
         ok = False
         try:
-            ok = await self._execute(batch)
+            ok = not batch or await self._execute(batch)
         finally:
             ended = now()
             meter.running -= len(batch)
@@ -253,6 +256,18 @@ class Batched:
             meter.ran(ended - started, len(batch))
             del self._running[dispatch.batch]
             self._carry_out(self._batcher.complete(ended, dispatch.batch, ok=ok))
+
+    @staticmethod
+    def _is_wanted(entry: Entry, time: float) -> TypeGuard[_Waiting]:
+        """Return whether somebody still waits for an entry, now that its turn has come."""
+        assert isinstance(entry, _Waiting)
+        if entry.future.done():
+            return False
+        if entry.deadline is not None and entry.deadline <= time:
+            late = DeadlineExceeded("the deadline passed in the queue", started=False)
+            entry.future.set_exception(late)
+            return False
+        return True
 
     async def _execute(self, batch: Sequence[_Waiting]) -> bool:
         """Run a batch and answer its callers; when it raises and may be isolated, run its halves."""

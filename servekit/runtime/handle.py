@@ -134,10 +134,16 @@ class RemoteMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call in the declared form: a coroutine, an async iterator, an iterator, or the value."""
+        if self._endpoint.is_async and not self._streams:
+            return self._value(self._call(args, kwargs))
         started = self.remote(*args, **kwargs)
         if isinstance(started, RemoteStream):
             return started if self._endpoint.is_async else started.iter_sync()
-        return _value(started) if self._endpoint.is_async else started.result()
+        return started.result()
+
+    async def _value(self, call: Call) -> Any:
+        # Begins when it is awaited, as any coroutine does: cancelled before, it has never run.
+        return await RemoteCall(call, self._handler, self._decode, self._loop)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         endpoint, options = self._endpoint, self._options
@@ -178,7 +184,3 @@ class RemoteMethod:
 
     def __repr__(self) -> str:
         return f"<remote {self._service}.{self._endpoint.name}>"
-
-
-async def _value(call: RemoteCall) -> Any:
-    return await call

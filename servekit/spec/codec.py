@@ -126,6 +126,8 @@ class Codec:
             kind = body.media_type(payload.content_type)
             if kind in (BINARY, NPY) and kind in self._takes:
                 return self._read_raw(kind, segments[0])
+            if self.binary == "bytes" and (kind not in self._takes or not payload.content_type):
+                return self._read_raw(BINARY, segments[0])  # an image, a PDF: bytes all the same
             segments = self.segments(payload)
         document = segments[0]
         if type(document) is not bytes:

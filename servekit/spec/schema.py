@@ -87,15 +87,44 @@ class InputSchema:
         value = self._codec.read(payload, internal=internal)
         return ((value,), {}) if self._body else ((), value)
 
-    def decode_batch(self, payload: Payload, *, internal: bool = False) -> list[Arguments]:
-        """Return the arguments of each item of a client's own batch.
+    def decode_batch(
+        self, payload: Payload, *, internal: bool = False
+    ) -> Sequence[Arguments | InvalidInput]:
+        """Return the arguments of each item of a client's own batch, or what is wrong with it.
 
         The body is an array of what `decode` takes. If that is one numeric array, then the body
         may also be one array that stacks them along a new first axis, as `.npy` or raw bytes, too.
 
         Raises:
-            CallError: As for `decode`; the path starts with the item's index.
+            CallError: The body as a whole is no array, or can't be parsed.
         """
+        try:
+            return self._decode_all(payload, internal=internal)
+        except InvalidInput:
+            items = self._items(payload)
+            if items is None:
+                raise
+        return [self._decode_one(item, internal=internal) for item in items]
+
+    def _items(self, payload: Payload) -> list[Payload] | None:
+        """Return the items of a JSON array as bodies of their own, or None if it is none."""
+        segments = self._codec.segments(payload)
+        if len(segments) > 1:
+            return None
+        from pydantic_core import from_json, to_json  # noqa: PLC0415
+
+        items: Any = from_json(bytes(segments[0]))
+        if not isinstance(items, list):
+            return None
+        return [Payload(JSON, (to_json(item),)) for item in items]
+
+    def _decode_one(self, item: Payload, *, internal: bool) -> Arguments | InvalidInput:
+        try:
+            return self.decode(item, internal=internal)
+        except InvalidInput as error:
+            return error
+
+    def _decode_all(self, payload: Payload, *, internal: bool) -> list[Arguments]:
         kind = body.media_type(payload.content_type)
         if isinstance(self._hint, ArraySpec):
             if kind in (BINARY, NPY):

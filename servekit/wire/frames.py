@@ -5,7 +5,8 @@
     u32 size        bytes that follow this field
     u32 id          of the call that the frame belongs to; chosen by its caller
     u8  kind        see `Kind`
-    u8  segments    how many
+    u8  0
+    u16 segments    how many
     u16 header      bytes of the msgpack header
     ...             header, then one u32 length per segment, then the segments,
                     each starting at a multiple of 8 bytes from the frame's start
@@ -17,6 +18,7 @@ where it was received, without a copy. Whatever breaks these rules raises `WireE
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -27,9 +29,16 @@ from servekit.errors import WireError
 PROTOCOL = 1
 """Version of this format and of the headers; peers of different versions refuse each other."""
 
-_PREFIX = struct.Struct("<IIBBH")
+_PREFIX = struct.Struct("<IIBxHH")
+_PREFIX_BYTES = _PREFIX.size
 _SIZE = struct.Struct("<I")
-_TABLES = [struct.Struct(f"<{n}I") for n in range(256)]
+
+
+@lru_cache(maxsize=64)
+def _table(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")
+
+
 _PADDING = tuple(bytes(n) for n in range(8))
 _MAX_HEADER = 0xFFFF
 LARGE = 64 * 1024
@@ -126,11 +135,11 @@ def encode(
         WireError: A part is larger than the format can say.
     """
     count, header_size = len(segments), len(header)
-    if header_size > _MAX_HEADER or count > 255:
+    if header_size > _MAX_HEADER or count > 0xFFFF:
         raise WireError(f"frame header of {header_size} bytes with {count} segments is too large")
     if not count:
-        return [_PREFIX.pack(8 + header_size, id_, kind, 0, header_size) + header]
-    offset = 12 + header_size + 4 * count
+        return [_PREFIX.pack(_PREFIX_BYTES - 4 + header_size, id_, kind, 0, header_size) + header]
+    offset = _PREFIX_BYTES + header_size + 4 * count
     if count == 1:
         segment = segments[0]
         size = len(segment) if not isinstance(segment, memoryview) else segment.nbytes
@@ -155,9 +164,7 @@ def encode(
         at += padding + size
     if at > 0xFFFFFFFF:
         raise WireError(f"frame of {at} bytes is over 4 GiB")
-    head = (
-        _PREFIX.pack(at - 4, id_, kind, count, header_size) + header + _TABLES[count].pack(*sizes)
-    )
+    head = _PREFIX.pack(at - 4, id_, kind, count, header_size) + header + _table(count).pack(*sizes)
     return [b"".join((head, *body))] if at < LARGE else [head, *body]
 
 
@@ -204,8 +211,10 @@ class FrameReader:
         view = self._view
         while (available := self._end - self._start) >= 4:
             total = 4 + _SIZE.unpack_from(view, self._start)[0]
-            if total > self.max_frame or total < 12:
-                raise WireError(f"frame of {total} bytes; allowed are 12 to {self.max_frame}")
+            if total > self.max_frame or total < _PREFIX_BYTES:
+                raise WireError(
+                    f"frame of {total} bytes; allowed are {_PREFIX_BYTES} to {self.max_frame}"
+                )
             if available >= total:
                 start, self._start = self._start, self._start + total
                 yield self._parse(view, start, total, copy=True)
@@ -232,15 +241,15 @@ class FrameReader:
         prefix: tuple[int, int, int, int, int] = _PREFIX.unpack_from(view, start)
         _, id_, kind, count, header_size = prefix
         end = start + total
-        at = start + 12 + header_size
-        header = bytes(view[start + 12 : at])
+        at = start + _PREFIX_BYTES + header_size
+        header = bytes(view[start + _PREFIX_BYTES : at])
         if not count:
             if at != end:
                 raise WireError("frame has bytes behind its header")
             return Frame(kind, id_, header, [])
         if at + 4 * count > end:
             raise WireError("frame ends within its segment table")
-        sizes: tuple[int, ...] = _TABLES[count].unpack_from(view, at)
+        sizes: tuple[int, ...] = _table(count).unpack_from(view, at)
         at += 4 * count
         segments: list[Buffer] = []
         for size in sizes:
