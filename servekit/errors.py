@@ -224,6 +224,11 @@ def call_error(code: str, message: str, **details: Any) -> CallError:
     return _BY_CODE.get(code, CallError)(message, **details)
 
 
+def is_shed(error: CallError) -> bool:
+    """Return whether a call was refused unstarted for want of room or time, not for its input."""
+    return not error.started and isinstance(error, Overloaded | Unavailable | DeadlineExceeded)
+
+
 def suggest(name: str, known: Sequence[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     from difflib import get_close_matches  # noqa: PLC0415  (only on the error path)

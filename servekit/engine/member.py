@@ -51,7 +51,7 @@ class Member:
         self.id = order.replica
         self.state = State.STARTING
         self.ready_at = 0.0
-        self.missed_since: float | None = None
+        self.failing_since: float | None = None
         self.stats = Stats()
         self.trouble = ""
 
@@ -89,7 +89,7 @@ class Member:
     async def check(self) -> None:
         """Probe it through its data socket, and take its figures.
 
-        Sets `trouble` to what is wrong, and `missed_since` while it does not answer at all.
+        Sets `trouble` to what is wrong, and `failing_since` while it does not answer at all.
         """
         try:
             if self._probe is None or self._probe.lost.done():
@@ -102,10 +102,10 @@ class Member:
             health = await ask(self._probe, "health", answer=Health, timeout_s=_PROBE_TIMEOUT_S)
             self.stats = await self.process.ask("stats", answer=Stats, timeout_s=_PROBE_TIMEOUT_S)
         except (CallError, WireError, OSError) as error:
-            self.missed_since = self.missed_since or now()
+            self.failing_since = self.failing_since or now()
             self.trouble = f"does not answer: {error}"
             return
-        self.missed_since = None
+        self.failing_since = (self.failing_since or now()) if health.live else None
         self.trouble = health.live or health.ready
 
     async def drain(self, grace_s: float) -> None:

@@ -270,7 +270,7 @@ class Pool:
                 self._changed()
             if well is State.READY and now() - member.ready_at > _PROVEN_S:
                 self._failures = 0
-            if member.missed_since and now() - member.missed_since > _KILL_AFTER_S:
+            if member.failing_since and now() - member.failing_since > _KILL_AFTER_S:
                 _log.error("replica hangs, killing it", replica=member.id)
                 self._tasks.spawn(member.end(0.0), name=f"kill {member.id}")
 

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 
 from servekit.core.aio import Deadlines, Tasks
@@ -183,7 +184,7 @@ class Router:
                 link.connection = None
                 if not connection.lost.done():
                     finish = self._tasks.spawn(_finish(connection), name="finish")
-                    finish.add_done_callback(lambda _: connection.abort())  # also if cut short
+                    finish.add_done_callback(partial(_abort, connection))  # also if cut short
 
     def _make(self) -> Connection:
         return Connection(self._hello, client=True, secret=self._secret, deadlines=self._deadlines)
@@ -193,6 +194,10 @@ async def _finish(connection: Connection) -> None:
     """Let a replica that left the table answer what it has, then hang up."""
     await connection.settled()
     await connection.close()
+
+
+def _abort(connection: Connection, _: asyncio.Task[None]) -> None:
+    connection.abort()
 
 
 def _expire(waiter: "asyncio.Future[None]") -> None:

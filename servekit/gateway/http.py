@@ -9,18 +9,10 @@ import asyncio
 from typing import Final
 
 from servekit.core.call import Handler, now
-from servekit.errors import (
-    CallError,
-    Cancelled,
-    DeadlineExceeded,
-    ExecutionError,
-    MethodNotAllowed,
-    Overloaded,
-    Unavailable,
-)
+from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllowed, is_shed
 from servekit.gateway.answer import send_error, send_stream, send_whole
 from servekit.gateway.asgi import App, Receive, Scope, Send
-from servekit.gateway.request import read_body, read_call
+from servekit.gateway.request import read_body, read_call, request_id_of
 from servekit.gateway.routes import Route, routes_of
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
@@ -29,7 +21,6 @@ from servekit.spec.app import AppSpec
 TASK: Final = "servekit.task"
 """Key of the scope with the task that must end when the client leaves."""
 
-_SHED = (Overloaded, Unavailable, DeadlineExceeded)
 _log = get_logger("servekit.gateway")
 
 
@@ -60,7 +51,7 @@ class Gateway:
         elif (route := methods.get(scope["method"])) is None:
             error = MethodNotAllowed(f"{scope['path']} takes {', '.join(methods)}")
             error.headers = {"allow": ", ".join(methods)}
-            await send_error(send, error, "")
+            await send_error(send, error, request_id_of(scope))
         else:
             await self._answer(route, scope, receive, send)
 
@@ -81,9 +72,9 @@ class Gateway:
                 code = await send_stream(send, call, reply)
         except CallError as error:
             code = error.status
-            if not error.started and isinstance(error, _SHED):
+            if is_shed(error):
                 route.shed(error.reason)
-            await send_error(send, error, request_id)
+            await send_error(send, error, request_id or request_id_of(scope))
         except asyncio.CancelledError:
             # The connection is gone, and with it everybody who could see an answer.
             code = Cancelled.status

@@ -54,12 +54,22 @@ def read_call(route: Route, scope: Scope, started: float) -> Call:
             call.idempotent = True
     call.headers = _pack(headers)
     if not call.request_id:
-        call.request_id = f"{_boot}{next(_count):06x}"
+        call.request_id = _new_id()
     if timeout_s is not None:
         call.deadline = started + timeout_s
     if route.stream and not call.accept.startswith(BINARY):
         call.accept = JSON  # of one chunk; the stream around it is this side's affair
     return call
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id of a request that did not become a call."""
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    return _request_id(given) or _new_id()
+
+
+def _new_id() -> str:
+    return f"{_boot}{next(_count):06x}"
 
 
 def _too_large(route: Route) -> PayloadTooLarge:

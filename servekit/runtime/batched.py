@@ -23,7 +23,7 @@ from servekit.errors import (
 )
 from servekit.observe.families import Families
 from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Refuse
-from servekit.runtime.collate import join, split
+from servekit.runtime.collate import cut, glue, join, split
 from servekit.runtime.endpoints import masked
 from servekit.runtime.meter import Meter
 from servekit.runtime.queue import Entry
@@ -109,10 +109,20 @@ class Batched:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
         args, kwargs = self._input.decode(call.payload, internal=call.internal)
-        waiting = self._enter((*args, *kwargs.values()), call)
-        value = await self._result(waiting)
+        value, waited = await self._value((*args, *kwargs.values()), call)
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
-        return Reply(payload, queue_s=waiting.dispatched - waiting.arrived)
+        return Reply(payload, queue_s=waited)
+
+    async def _value(self, args: tuple[Any, ...], call: Call) -> tuple[Any, float]:
+        """Return the result for one item and the seconds it waited; a long array goes in parts."""
+        parts = cut(args[0], self._policy)
+        if len(parts) == 1:
+            waiting = self._enter(args, call)
+            value = await self._result(waiting)
+            return value, waiting.dispatched - waiting.arrived
+        entered = [self._enter((part,), call) for part in parts]
+        values = await asyncio.gather(*map(self._result, entered))
+        return glue(values, self._policy), entered[0].dispatched - entered[0].arrived
 
     async def many(self, call: Call) -> Reply:
         """Answer one call of many items: one `{"result"}` or `{"error"}` each, in their order.
@@ -131,7 +141,7 @@ class Batched:
             if isinstance(item, InvalidInput):
                 raise item
             args, kwargs = item
-            value = await self._result(self._enter((*args, *kwargs.values()), call))
+            value, _ = await self._value((*args, *kwargs.values()), call)
             document = self._output.encode(value, accept=JSON).segments[0]
         except CallError as error:
             return b'{"error":' + msgspec.json.encode(error.details()) + b"}"
@@ -227,7 +237,6 @@ class Batched:
                 retry_after_s=max(0.05, retry_after_s),
                 started=False,
             )
-        self._meter.shed(reason)
         if not entry.future.done():
             entry.future.set_exception(error)
 

@@ -41,6 +41,23 @@ def join(items: Sequence[tuple[Any, ...]], policy: BatchPolicy) -> tuple[Any, ..
     return (batch,)
 
 
+def cut(item: Any, policy: BatchPolicy) -> list[Any]:
+    """Return one caller's array in parts that fit into a batch; anything else is one part."""
+    axis, limit = policy.axis, policy.max_size
+    shape = getattr(item, "shape", ())
+    if axis is None or len(shape) <= axis or shape[axis] <= limit:
+        return [item]
+    before = (slice(None),) * axis
+    return [item[(*before, slice(at, at + limit))] for at in range(0, shape[axis], limit)]
+
+
+def glue(results: Sequence[Any], policy: BatchPolicy) -> Any:
+    """Return the result for an item that was cut."""
+    import numpy as np  # noqa: PLC0415  (only services with arrays need it)
+
+    return np.concatenate(results, axis=policy.axis)
+
+
 def split(result: Any, rows: Sequence[int], policy: BatchPolicy, *, where: str) -> Sequence[Any]:
     """Return one result per item of `rows` rows each, without the padding.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from servekit.core.call import JSON, Call, Handler, Load, Payload, Reply, now
-from servekit.errors import CallError, NotFound, SetupError, suggest
+from servekit.errors import CallError, NotFound, SetupError, is_shed, suggest
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger, request_id
 from servekit.observe.metrics import Metrics, Snapshot
@@ -179,6 +179,8 @@ class Replica:
             code = 200
         except CallError as error:
             code = error.status
+            if is_shed(error):
+                meter.shed(error.reason)
             raise
         except asyncio.CancelledError:
             code = 499

@@ -5,7 +5,7 @@ service, and the typed client, do the reverse with the same two objects.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, NotRequired
+from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, cast
 
 from servekit.core.call import BINARY, JSON, NPY, Payload
 from servekit.errors import InvalidInput, InvalidOutput, SpecError
@@ -108,15 +108,17 @@ class InputSchema:
 
     def _items(self, payload: Payload) -> list[Payload] | None:
         """Return the items of a JSON array as bodies of their own, or None if it is none."""
+        if body.media_type(payload.content_type) in (BINARY, NPY):
+            return None
         segments = self._codec.segments(payload)
         if len(segments) > 1:
             return None
         from pydantic_core import from_json, to_json  # noqa: PLC0415
 
-        items: Any = from_json(bytes(segments[0]))
+        items = cast("object", from_json(bytes(segments[0])))
         if not isinstance(items, list):
             return None
-        return [Payload(JSON, (to_json(item),)) for item in items]
+        return [Payload(JSON, (to_json(item),)) for item in cast("list[object]", items)]
 
     def _decode_one(self, item: Payload, *, internal: bool) -> Arguments | InvalidInput:
         try:

@@ -523,7 +523,6 @@ async def test_arrays_of_other_shapes_and_types_are_kept_apart(start, until):
         ("across", np.zeros((2, 0))),
         ("across", np.zeros(())),
         ("across", np.zeros(3)),
-        ("double", np.zeros((33, 2), np.float32)),
     ],
 )
 async def test_an_array_that_fits_no_batch_is_the_callers_error(endpoint, array, start, until):
@@ -591,11 +590,30 @@ async def test_a_clients_batch_may_overflow_the_queue(start, ask):
     assert idle(replica)
 
 
-@pytest.mark.parametrize("body", [{"xs": 1}, [1, "two"], "text", 7])
+@pytest.mark.parametrize("rows", [33, 64, 100])
+async def test_a_longer_array_than_a_batch_goes_in_parts(rows, start):
+    replica = await start(Arrays)
+    replica._instance.gate.set()
+    array = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+    np.testing.assert_array_equal(await send(replica, "double", array), array * 2)
+    shapes = replica._instance.shapes
+    assert sum(shape[0] for shape in shapes) == rows
+    assert max(shape[0] for shape in shapes) <= 32
+    assert idle(replica)
+
+
+@pytest.mark.parametrize("body", [{"xs": 1}, "text", 7])
 async def test_a_clients_batch_that_is_wrong(body, start, ask):
     replica = await start(Picky)
     with pytest.raises(InvalidInput):
         await ask(replica, "named/batch", body)
+
+
+async def test_a_wrong_item_of_a_clients_batch_fails_alone(start, ask):
+    replica = await start(Picky)
+    good, bad = await ask(replica, "named/batch", [2, "two"])
+    assert "result" in good
+    assert bad["error"]["code"] == "invalid_input"
 
 
 async def test_a_clients_batch_is_answered_in_json_only(start):

@@ -1,5 +1,7 @@
 """The client's side of the HTTP conventions: answers, errors, and event streams however cut."""
 
+from itertools import pairwise
+
 import httpx
 import msgspec
 import pytest
@@ -20,7 +22,9 @@ from servekit.gateway.answer import event
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -32,13 +36,15 @@ def body_of(values, *, last: bytes = b"") -> bytes:
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(p % (len(data) + 1) for p in places)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 def read(pieces) -> list[object]:
     reader = EventReader()
     got = [
-        msgspec.json.decode(bytes(chunk.segments[0])) for piece in pieces for chunk in reader.feed(piece)
+        msgspec.json.decode(bytes(chunk.segments[0]))
+        for piece in pieces
+        for chunk in reader.feed(piece)
     ]
     reader.end()
     return got
@@ -132,7 +138,14 @@ def test_when_to_come_back(body, headers, seconds):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"<html>Bad Gateway</html>", b"{}", b'{"error": "text"}', b'{"error": {"code": 3}}', b"\xff\xfe"],
+    [
+        b"",
+        b"<html>Bad Gateway</html>",
+        b"{}",
+        b'{"error": "text"}',
+        b'{"error": {"code": 3}}',
+        b"\xff\xfe",
+    ],
 )
 def test_an_error_of_somebody_else(body):
     error = failure(502, body, {})

@@ -706,9 +706,9 @@ class Raw(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def raw(handler: Handler, *, greet: bool = True):
+async def raw(handler: Handler, *, greet: bool = True, **settings):
     """Join a server with a peer whose bytes the test writes."""
-    server = Connection(Hello(replica="there"), client=False, handler=handler)
+    server = Connection(Hello(replica="there"), client=False, handler=handler, **settings)
     peer = Raw()
     here, there = memory.MemoryTransport(peer), memory.MemoryTransport(server)  # type: ignore[arg-type]
     here.other, there.other = there, here
@@ -812,9 +812,8 @@ async def test_a_large_frame_before_the_greeting_is_refused(caplog):
         assert "allowed are 14 to 4096" in caplog.text
 
 
-async def test_a_peer_that_never_greets_is_let_go(monkeypatch, caplog):
-    monkeypatch.setattr("servekit.wire.connection._GREETING_TIMEOUT_S", 0.01)
-    async with raw(echo, greet=False) as (_, _transport, server):
+async def test_a_peer_that_never_greets_is_let_go(caplog):
+    async with raw(echo, greet=False, greeting_s=0.01) as (_, _transport, server):
         await server.lost
         with pytest.raises(WireError, match="did not greet in time"):
             await server.greeted()

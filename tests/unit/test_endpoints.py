@@ -471,7 +471,7 @@ async def test_a_sync_generator_is_held_back_by_a_slow_reader(start, ask, until)
     reply = await ask(replica, "gen", {"n": 10_000})
     ahead = 0
     for taken in range(1, 100):
-        await until(lambda: tap.made > taken)
+        await until(lambda taken=taken: tap.made > taken)
         # The thread may run on while this looks; what counts is that it is bounded.
         ahead = max(ahead, tap.made - taken)
         await anext(reply.stream)

@@ -3,6 +3,7 @@
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +48,7 @@ def same(frame: Frame) -> Frame:
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(p % (len(data) + 1) for p in places)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 @given(sent=st.lists(frames, max_size=8), places=st.lists(st.integers(0, 1 << 16), max_size=20))
@@ -205,10 +206,7 @@ def test_plausible_prefixes_with_any_rest(prefix, rest):
     size, kind, count, header = prefix
     data = struct.pack("<IIBxHH", size, 1, kind, count, header) + rest
     for frame in read_all(FrameReader(4096), data) or ():
-        assert (
-            14 + len(frame.header) + sum(len(s) for s in frame.segments) <= 4 + size
-            or frame.id != 1
-        )
+        assert 12 + len(frame.header) + sum(len(s) for s in frame.segments) <= len(data)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4096 - 3, 1 << 20, 0xFFFFFFFF])
