@@ -257,12 +257,15 @@ class Batched:
             self._batch_fill.observe(rows / self._policy.max_size)
         ok = False
         try:
-            ok = not batch or await self._execute(batch)
+            if batch:
+                # A batch that shrank on the way to its start teaches nothing about its size.
+                ok = await self._execute(batch) and len(batch) == len(dispatch.entries)
         finally:
             ended = now()
             meter.running -= len(batch)
             meter.finished += len(batch)
-            meter.ran(ended - started, len(batch))
+            if batch:
+                meter.ran(ended - started, len(batch))
             del self._running[dispatch.batch]
             self._carry_out(self._batcher.complete(ended, dispatch.batch, ok=ok))
 

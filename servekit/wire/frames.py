@@ -249,6 +249,12 @@ class FrameReader:
             return Frame(kind, id_, header, [])
         if at + 4 * count > end:
             raise WireError("frame ends within its segment table")
+        if count == 1:  # nearly all of them
+            (size,) = _SIZE.unpack_from(view, at)
+            at += 4 + (-(at + 4 - start) & 7)
+            if at + size != end:
+                raise WireError("the segment is longer or shorter than its frame")
+            return Frame(kind, id_, header, [bytes(view[at:end]) if copy else view[at:end]])
         sizes: tuple[int, ...] = _table(count).unpack_from(view, at)
         at += 4 * count
         segments: list[Buffer] = []

@@ -357,6 +357,37 @@ async def test_max_wait_fills_a_batch(start, ask):
     assert idle(replica)
 
 
+async def test_a_batch_that_shrinks_before_its_start_runs_the_rest_and_teaches_nothing(
+    start, ask, until, monkeypatch
+):
+    service, gate = gated(target_ms=1000)
+    gate.open.set()
+    replica = await start(service)
+    batched = replica._batched[0]
+    assert await ask(replica, "double", 1) == 2
+    known = batched.statistics()
+    assert known.alpha_s > 0
+    gate.open.clear()
+    block = asyncio.create_task(ask(replica, "double", 0))
+    await until(lambda: len(gate.batches) == 2)
+    tasks = [asyncio.create_task(ask(replica, "double", n)) for n in range(2, 8)]
+    await until(lambda: replica.load().ongoing == 7)
+    real = batched._is_wanted
+    monkeypatch.setattr(
+        batched, "_is_wanted", lambda entry, at: real(entry, at) and entry.args[0] % 2
+    )
+    gate.open.set()
+    await block
+    taught = batched.statistics()
+    assert await asyncio.gather(*tasks[1::2]) == [6, 10, 14]
+    assert gate.batches[2:] == [[3, 5, 7]]
+    after = batched.statistics()
+    assert (after.alpha_s, after.beta_s) == (taught.alpha_s, taught.beta_s)
+    for task in tasks[::2]:
+        task.cancel()
+    await until(lambda: idle(replica))
+
+
 # -- buckets and padding
 
 

@@ -244,8 +244,8 @@ def test_the_limit_may_be_raised_between_two_frames_of_one_read():
         (struct.pack("<IIBxHH", 11, 1, 1, 0, 0) + b"x", "behind its header"),
         (struct.pack("<IIBxHH", 10, 1, 1, 0, 5), "behind its header"),
         (struct.pack("<IIBxHH", 10, 1, 1, 1, 0), "segment table"),
-        (struct.pack("<IIBxHHI", 14, 1, 1, 1, 0, 4), "longer than their frame"),
-        (struct.pack("<IIBxHHI", 14, 1, 1, 1, 0, 0xFFFFFFFF), "longer than their frame"),
+        (struct.pack("<IIBxHHI", 14, 1, 1, 1, 0, 4), "its frame|their frame"),
+        (struct.pack("<IIBxHHI", 14, 1, 1, 1, 0, 0xFFFFFFFF), "its frame|their frame"),
         (struct.pack("<IIBxHHI", 25, 1, 1, 1, 0, 0) + b"\0" * 6 + b"x" * 5, "behind its segments"),
     ],
 )
