@@ -246,7 +246,7 @@ def test_the_limit_may_be_raised_between_two_frames_of_one_read():
         (struct.pack("<IIBxHH", 10, 1, 1, 1, 0), "segment table"),
         (struct.pack("<IIBxHHI", 14, 1, 1, 1, 0, 4), "its frame|their frame"),
         (struct.pack("<IIBxHHI", 14, 1, 1, 1, 0, 0xFFFFFFFF), "its frame|their frame"),
-        (struct.pack("<IIBxHHI", 25, 1, 1, 1, 0, 0) + b"\0" * 6 + b"x" * 5, "behind its segments"),
+        (struct.pack("<IIBxHHI", 25, 1, 1, 1, 0, 0) + b"\0" * 6 + b"x" * 5, "its frame"),
     ],
 )
 def test_what_does_not_add_up_is_refused(data, why):
