@@ -70,7 +70,6 @@ class Pool:
         self._wake = asyncio.Event()
         self._failures = 0
         self._retry_at = 0.0
-        self._last_error = ""
         self._scaler: Scaler | None = None
         self._finished = 0
         self._closing = False
@@ -137,10 +136,6 @@ class Pool:
             return ServiceTargets((), "down", max(1.0, self._retry_at - now()))
         return ServiceTargets((), "starting" if self.desired else "asleep")
 
-    def failed(self) -> str:
-        """Return why the last start failed; "" when it did not."""
-        return self._last_error
-
     def _promote(self) -> None:
         """Let the replicas of the wanted revision take calls."""
         for member in self.members:
@@ -183,7 +178,6 @@ class Pool:
             await member.end(_END_S)
             raise
         _log.info("replica ready", replica=member.id, took_s=round(started.load_s, 2))
-        self._last_error = ""
         return member
 
     async def _reconcile(self) -> None:
@@ -217,11 +211,9 @@ class Pool:
             await self.prepare(self.spec)
             self._promote()
         except SetupError as error:
-            self._last_error = str(error)
             _log.error("replica failed to start", why=error.message, traceback=error.trace)
             self._failed("setup")
         except ResourceError as error:
-            self._last_error = str(error)
             _log.error("no room for a replica", service=self.spec.name, why=str(error))
             self._failed("resources")
         self._changed()

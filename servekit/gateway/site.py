@@ -1,6 +1,7 @@
 """Everything that is no endpoint: docs, OpenAPI, playground, probes, metrics. A Starlette app."""
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 from importlib.resources import files
 
 import msgspec
@@ -88,12 +89,21 @@ class Site:
 
 def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def send(_: Request) -> Response:
-        text = (files("servekit.gateway") / "pages" / name).read_text("utf-8")
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
         headers = {"content-security-policy": policy + "connect-src 'self'; img-src data:"}
-        return HTMLResponse(text, headers=headers)
+        return HTMLResponse(_text(name), headers=headers)
 
     return send
+
+
+@cache
+def _text(name: str) -> str:
+    """Return a page of one piece; `{{shared.css}}` stands for the file of that name."""
+    folder = files("servekit.gateway") / "pages"
+    text = (folder / name).read_text("utf-8")
+    for shared in ("shared.css", "shared.js"):
+        text = text.replace("{{" + shared + "}}", (folder / shared).read_text("utf-8"))
+    return text
 
 
 async def _to_playground(_: Request) -> Response:

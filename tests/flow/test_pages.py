@@ -11,15 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import pytest
 
+from servekit.gateway.site import _text
+
 ROOT = Path(__file__).parents[2]
-PAGES = files("servekit.gateway") / "pages"
+
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
@@ -329,14 +330,7 @@ def operations(url: str) -> dict[str, dict[str, Any]]:
 
 
 def page(name: str) -> str:
-    return (PAGES / name).read_text("utf-8")
-
-
-def test_the_pages_share_their_look_and_their_tools() -> None:
-    docs, playground = page("docs.html"), page("playground.html")
-    for start, end in (("/* shared:", "/* end of shared */"), ("// shared:", "// end of shared")):
-        blocks = [text[text.index(start) : text.index(end)] for text in (docs, playground)]
-        assert blocks[0] == blocks[1]
+    return _text(name)
 
 
 @pytest.mark.parametrize("name", ["docs.html", "playground.html"])

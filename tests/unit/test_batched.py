@@ -10,6 +10,7 @@ import pytest
 
 import servekit as sk
 from servekit.core.call import BINARY, JSON, MSGPACK, Call, Payload, now
+from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import (
     DeadlineExceeded,
     ExecutionError,
@@ -372,14 +373,19 @@ async def test_a_batch_that_shrinks_before_its_start_runs_the_rest_and_teaches_n
     await until(lambda: len(gate.batches) == 2)
     tasks = [asyncio.create_task(ask(replica, "double", n)) for n in range(2, 8)]
     await until(lambda: replica.load().ongoing == 7)
-    real = batched._is_wanted
-    monkeypatch.setattr(
-        batched, "_is_wanted", lambda entry, at: real(entry, at) and entry.args[0] % 2
-    )
+
+    def only_odd(entry, _):
+        gate.open.clear()
+        return entry.args[0] % 2
+
+    monkeypatch.setattr(batched, "_is_wanted", only_odd)
     gate.open.set()
     await block
+    await until(lambda: len(gate.batches) == 3)
     taught = batched.statistics()
+    gate.open.set()
     assert await asyncio.gather(*tasks[1::2]) == [6, 10, 14]
+    await until(lambda: batched.statistics().running_batches == 0)
     assert gate.batches[2:] == [[3, 5, 7]]
     after = batched.statistics()
     assert (after.alpha_s, after.beta_s) == (taught.alpha_s, taught.beta_s)
@@ -482,6 +488,7 @@ async def test_a_batch_has_no_current_request(name, start, ask, caplog):
             return [await asyncio.to_thread(lambda: sk.context().request_id) for _ in xs]
 
     replica = await start(S)
+    CURRENT.set(RequestContext(request_id="of another call"))  # as in a service that calls this one
     for _ in range(2):
         with pytest.raises(ExecutionError):
             await ask(replica, name, 1)

@@ -132,6 +132,18 @@ def test_the_server_s_own_challenge_can_not_be_sent_back_to_it():
         server.receive(challenge)
 
 
+def test_a_proof_of_one_side_is_none_of_the_other():
+    side = greeting(client=True, secret=SECRET)
+    one, other = b"1" * 16, b"2" * 16
+    proofs = {
+        side._proof(b"client", one, other),
+        side._proof(b"client", other, one),
+        side._proof(b"server", one, other),
+        side._proof(b"server", other, one),
+    }
+    assert len(proofs) == 4
+
+
 @pytest.mark.parametrize("nonce", [b"", b"short", b"n" * 15, b"n" * 17])
 @pytest.mark.parametrize("client", [True, False])
 def test_a_nonce_of_another_length_is_refused(nonce, client):
