@@ -51,6 +51,7 @@ class Pool:
         members: All replicas that have not ended.
         waiting: Calls that wait for a replica, in all processes.
         restarts: Replicas started in place of one that died, by cause.
+        closing: What dies now is not started again.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Pool:
         self._retry_at = 0.0
         self._scaler: Scaler | None = None
         self._finished = 0
-        self._closing = False
+        self.closing = False
         self.members: list[Member] = []
         self.restarts: dict[str, int] = {}
         self.desired = 0
@@ -182,7 +183,7 @@ class Pool:
 
     async def _reconcile(self) -> None:
         """Move towards what is wanted, step by step."""
-        while not self._closing:
+        while not self.closing:
             self._wake.clear()
             alive = self._alive()
             current = [m for m in alive if m.spec.revision == self.spec.revision]
@@ -240,7 +241,7 @@ class Pool:
         was, member.state = member.state, State.ENDED
         if member in self.members:
             self.members.remove(member)
-        if was in (State.STANDBY, State.READY, State.UNREADY) and not self._closing:
+        if was in (State.STANDBY, State.READY, State.UNREADY) and not self.closing:
             _log.error("replica died", replica=member.id, cause=cause, pid=member.process.pid)
             if now() - member.ready_at > _PROVEN_S:
                 self._failures = 0
@@ -268,7 +269,7 @@ class Pool:
 
     async def close(self) -> None:
         """Drain all replicas and end them."""
-        self._closing = True
+        self.closing = True
         # Starting ones hold no calls, and may be busy with their set-up for long.
         ends = [
             m.end(_END_S) if m.state is State.STARTING else m.drain(self._drain_s)

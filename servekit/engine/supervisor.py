@@ -180,6 +180,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Finish the requests on board, then end all processes and remove all sockets."""
         self._closing = True
+        for pool in self._pools.values():
+            pool.closing = True
         # Else the kernel would take connections for this copy of the socket, and nobody answer them.
         self._listener.close()
         drain_s = self._settings.drain_s
