@@ -24,7 +24,7 @@ check: $(VENV)/dev.stamp  ## formatting, lint, types, floors, unit and house tes
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/unit tests/house --numprocesses $(JOBS)
+	$(BIN)/python -m pytest tests/unit tests/house -m "not slow" --numprocesses $(JOBS)
 
 format: $(VENV)/dev.stamp  ## format, and fix what ruff can
 	$(BIN)/ruff format .

@@ -311,11 +311,13 @@ def _running() -> list[Path]:
     return [p for p in sorted(DOCS.rglob("*.md")) if RUN & {b.lang for b in blocks_of(p)}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _running(), ids=_name)
 def test_page_runs(page: Path) -> None:
     run_page(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -399,6 +401,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
         assert (ROOT / path).exists(), f"{_name(page)}: there is no {path}"
 
 
+@pytest.mark.slow
 def test_site_builds_strictly(tmp_path: Path) -> None:
     site = tmp_path / "site"
     done = subprocess.run(

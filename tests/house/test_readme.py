@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TEXT = README.read_text("utf-8")
@@ -25,6 +27,7 @@ def _docs() -> ModuleType:
     return sys.modules[name]
 
 
+@pytest.mark.slow
 def test_readme_runs() -> None:
     _docs().run_page(README)
 
