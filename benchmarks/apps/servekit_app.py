@@ -20,7 +20,7 @@ class Model:
     """The batched half of workload `pipeline`."""
 
     @sk.batched(max_size=64)
-    def predict(self, rows: list[list[float]]) -> list[float]:
+    async def predict(self, rows: list[list[float]]) -> list[float]:
         """Add up every row."""
         return [sum(row) for row in rows]
 

@@ -61,6 +61,7 @@ class GatewayWorker:
         listener = socket.socket(fileno=order.listener)
         self._server = Server(self._gateway, listener, drain_s=order.drain_s)
         self._served = self._tasks.spawn(self._server.run_until_drained(), name="http server")
+        child.settle_memory()
         return Started(address="listening")
 
     def _serve(self, app: AppSpec) -> None:

@@ -77,6 +77,7 @@ class ReplicaWorker:
             lambda: Connection(hello, client=False, handler=self._handle, own_load=replica.load),
         )
         await self._listener.open()
+        child.settle_memory()
 
     async def _handle(self, call: Call) -> Reply:
         replica = self._replica

@@ -95,7 +95,7 @@ class Router:
             try:
                 return await connection.call(call)
             except Unavailable as error:
-                if error.reason != "draining":
+                if error.started or error.reason != "draining":
                     raise
             except ReplicaLost as error:
                 if error.started:

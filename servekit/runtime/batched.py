@@ -22,6 +22,7 @@ from servekit.errors import (
     UnsupportedMedia,
 )
 from servekit.observe.families import Families
+from servekit.observe.log import request_id
 from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Refuse
 from servekit.runtime.collate import cut, glue, join, split
 from servekit.runtime.endpoints import masked
@@ -243,6 +244,7 @@ class Batched:
     # -- execution ---------------------------------------------------------------------------
 
     async def _run(self, dispatch: Dispatch) -> None:
+        request_id.set("")  # it serves many, not the one that completed it
         started = now()
         batch = [entry for entry in dispatch.entries if self._is_wanted(entry, started)]
         meter = self._meter

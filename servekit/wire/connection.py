@@ -186,14 +186,16 @@ class Connection(asyncio.BufferedProtocol):
         timer = None
         if call.deadline is not None:
             timer = self._deadlines.add(call.deadline, lambda: self._expire(id_))
+        is_stream = False
         try:
             answer = await reply
+            is_stream = answer.stream is not None
         except asyncio.CancelledError:
             self._send(encode(Kind.CANCEL, id_))
             raise
         finally:
             del self._pending[id_]
-            if timer is not None and id_ not in self._incoming:
+            if timer is not None and not is_stream:
                 self._deadlines.discard(timer)
             if self._settled is not None:
                 self._settle()
