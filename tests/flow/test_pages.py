@@ -596,14 +596,14 @@ def test_a_file_is_sent_as_it_is(url: str, browser: Browser, inputs: Path) -> No
     assert "Choose a file first" in answered(browser)
     browser.choose_file("#file", inputs / "input.bin")
     send(browser)
-    browser.until("$('.status').innerText.includes('200')")
+    browser.until("!$('#send').disabled && $('.status')?.innerText.includes('200')")
     assert browser.text("#answer pre") == "5"
 
     browser.open(f"{url}/playground#Vision.classify")
     browser.choose_file("#file", inputs / "input.npy")
     browser.until("$('#as').value === 'application/x-npy'")
     send(browser)
-    browser.until("$('.status').innerText.includes('200')")
+    browser.until("!$('#send').disabled && $('.status')?.innerText.includes('200')")
     assert browser.text("#answer pre") == "[0.0]"
 
 
