@@ -118,8 +118,15 @@ class Supervisor:
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
-        await self._start_gateway()
-        await asyncio.gather(*(pool.start() for pool in self._pools.values()))
+        starts = [asyncio.ensure_future(pool.start()) for pool in self._pools.values()]
+        starts.append(asyncio.ensure_future(self._start_gateway()))
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            raise
         self._publish()
         self._tasks.spawn(self._tick(), name="tick")
 
