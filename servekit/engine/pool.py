@@ -270,9 +270,9 @@ class Pool:
     async def close(self) -> None:
         """Drain all replicas and end them."""
         self.closing = True
-        # Starting ones hold no calls, and may be busy with their set-up for long.
+        # Those that start, or failed to, hold no calls, and may be busy with their set-up for long.
         ends = [
-            m.end(_END_S) if m.state is State.STARTING else m.drain(self._drain_s)
+            m.end(_END_S) if m.state in (State.STARTING, State.ENDED) else m.drain(self._drain_s)
             for m in self.members
         ]
         for member in self.members:
