@@ -80,6 +80,7 @@ class Gateway:
             code = Cancelled.status
         except Exception:  # noqa: BLE001  (the last boundary before the client)
             _log.exception("request failed", request_id=request_id, path=scope["path"])
-            await send_error(send, ExecutionError("internal error"), request_id)
+            masked = ExecutionError("internal error")
+            await send_error(send, masked, request_id or request_id_of(scope))
         finally:
             route.answered(code, version, now() - started)

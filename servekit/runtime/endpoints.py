@@ -66,9 +66,9 @@ class Endpoint:
         media_type = self._media_type
         if not media_type or call.internal:
             return self._output.encode(value, accept=call.accept, internal=call.internal)
-        self._output.encode(value, internal=True)  # it is what was declared: str or bytes
         if negotiate(call.accept, (media_type, JSON, MSGPACK)) != media_type:
             return self._output.encode(value, accept=call.accept)
+        self._output.encode(value, internal=True)  # it is what was declared: str or bytes
         return Payload(media_type, (value.encode() if isinstance(value, str) else value,))
 
     async def _enter(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any], float]:

@@ -31,11 +31,14 @@ def _must_not_block(call: Call) -> None:
         )
 
 
-class RemoteCall:
-    """One call under way: await it on any event loop, or wait for it in any other thread.
+class Remote:
+    """What calls and streams share: the request, and where it runs.
 
-    It starts by itself on the loop's next turn. When it is awaited before that, on the loop that
-    carries it, it runs within the awaiting task, which saves a task of its own.
+    Args:
+        call: The request.
+        handler: Answers it.
+        decode: Turns an answer, or one chunk, into its value.
+        loop: Where the handler runs.
     """
 
     def __init__(
@@ -49,6 +52,28 @@ class RemoteCall:
         self._handler = handler
         self._decode = decode
         self._loop = loop
+
+    @property
+    def request_id(self) -> str:
+        """The id under which logs and traces have the call."""
+        return self._call.request_id
+
+
+class RemoteCall(Remote):
+    """One call under way: await it on any event loop, or wait for it in any other thread.
+
+    It starts by itself on the loop's next turn. When it is awaited before that, on the loop that
+    carries it, it runs within the awaiting task, which saves a task of its own.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        handler: Handler,
+        decode: Callable[[Payload], Any],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(call, handler, decode, loop)
         self._task: asyncio.Task[Any] | None = None
         self._outside: concurrent.futures.Future[Any] | None = None
         self._start: asyncio.Handle | None = None
@@ -56,11 +81,6 @@ class RemoteCall:
             self._start = loop.call_soon(self._begin)
         else:
             self._outside = asyncio.run_coroutine_threadsafe(self._run(), loop)
-
-    @property
-    def request_id(self) -> str:
-        """The id under which logs and traces have the call."""
-        return self._call.request_id
 
     async def _run(self) -> Any:
         reply = await self._handler(self._call)
@@ -116,7 +136,7 @@ def _seen(task: "asyncio.Task[Any]") -> None:
         task.exception()
 
 
-class RemoteStream:
+class RemoteStream(Remote):
     """The chunks of one call under way, on any event loop or in any other thread.
 
     It starts with the first chunk that is asked for, and ends with the last one, an error, or by
@@ -130,17 +150,9 @@ class RemoteStream:
         decode: Callable[[Payload], Any],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._call = call
-        self._handler = handler
-        self._decode = decode
-        self._loop = loop
+        super().__init__(call, handler, decode, loop)
         self._reply: Reply | None = None
         self._closed = False
-
-    @property
-    def request_id(self) -> str:
-        """The id under which logs and traces have the call."""
-        return self._call.request_id
 
     def __aiter__(self) -> Self:
         return self
