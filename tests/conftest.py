@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from servekit.core.call import JSON, Call, Payload
+from servekit.core.call import JSON, Payload
 from servekit.runtime.replica import Replica
 from servekit.spec.app import ServiceSpec
 from servekit.spec.definition import definition
+from tests.calls import make_call
 
 # The same examples on every run, and no verdict by the clock of a busy machine.
 settings.register_profile(
@@ -100,7 +101,7 @@ def ask() -> Callable[..., Awaitable[Any]]:
     async def call(handler: Any, endpoint: str, body: object = None, /, **settings: Any) -> Any:
         document = b"{}" if body is None else json.dumps(body).encode()
         settings.setdefault("request_id", "r-1")
-        reply = await handler(Call("S", endpoint, Payload(JSON, (document,)), **settings))
+        reply = await handler(make_call("S", endpoint, Payload(JSON, (document,)), **settings))
         if reply.payload is None:
             return reply
         return json.loads(bytes(reply.payload.segments[0]))

@@ -28,18 +28,15 @@ def new_request_id() -> str:
     return os.urandom(8).hex()
 
 
-class Payload:
+class Payload(msgspec.Struct, eq=False):
     """A body: a media type and buffers.
 
     `segments[0]` is the document (JSON unless the type says otherwise); the ones behind it are
     arrays and bytes that the document refers to by index, so that they are never copied into it.
     """
 
-    __slots__ = ("content_type", "segments")
-
-    def __init__(self, content_type: str, segments: Sequence[Buffer]) -> None:
-        self.content_type = content_type
-        self.segments = segments
+    content_type: str
+    segments: Sequence[Buffer]
 
     @property
     def nbytes(self) -> int:
@@ -50,75 +47,48 @@ class Payload:
 EMPTY = Payload(JSON, (b"",))
 
 
-class Call:
+class _OnThisSide:
+    """What belongs to a call, but is not in its header on the wire."""
+
+    payload: Payload = EMPTY
+    deadline: float | None = None
+    retries: int = 2
+
+
+class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
     """One request on its way to an endpoint.
+
+    Its fields are its header on the wire, so that a call that arrives is decoded in place. What is
+    set beside them travels in another form, or not at all.
 
     Attributes:
         service: Name of the service in the graph.
         endpoint: Name of the endpoint in the service.
-        payload: The arguments, still encoded.
         request_id: Stays the same over all hops and attempts.
-        deadline: Absolute, on `now`'s clock; None waits for ever.
         accept: Media type that the caller wants back.
         internal: The caller is a service of the same app, so NaN is legal and types are trusted.
-        priority: Higher goes first.
         idempotent: Running it twice does no harm, so a lost call may be sent again.
+        priority: Higher goes first.
         attempt: 0 for the first try.
-        retries: Attempts that the next hop may make after the first; not sent on.
         affinity_key: Calls with the same key prefer the same replica.
         traceparent: W3C trace context of the caller, or "".
         headers: The caller's HTTP headers, encoded as msgpack `[[name, value], ...]`, or b"".
+        payload: The arguments, still encoded.
+        deadline: Absolute, on `now`'s clock; None waits for ever. Travels as the time left.
+        retries: Attempts that the next hop may make after the first; not sent on.
     """
 
-    __slots__ = (
-        "accept",
-        "affinity_key",
-        "attempt",
-        "deadline",
-        "endpoint",
-        "headers",
-        "idempotent",
-        "internal",
-        "payload",
-        "priority",
-        "request_id",
-        "retries",
-        "service",
-        "traceparent",
-    )
-
-    def __init__(
-        self,
-        service: str,
-        endpoint: str,
-        payload: Payload,
-        *,
-        request_id: str,
-        deadline: float | None = None,
-        accept: str = JSON,
-        internal: bool = False,
-        priority: int = 0,
-        idempotent: bool = False,
-        attempt: int = 0,
-        retries: int = 2,
-        affinity_key: str = "",
-        traceparent: str = "",
-        headers: bytes = b"",
-    ) -> None:
-        self.service = service
-        self.endpoint = endpoint
-        self.payload = payload
-        self.request_id = request_id
-        self.deadline = deadline
-        self.accept = accept
-        self.internal = internal
-        self.priority = priority
-        self.idempotent = idempotent
-        self.attempt = attempt
-        self.retries = retries
-        self.affinity_key = affinity_key
-        self.traceparent = traceparent
-        self.headers = headers
+    service: str
+    endpoint: str
+    request_id: str = ""
+    accept: str = JSON
+    internal: bool = False
+    idempotent: bool = False
+    priority: int = 0
+    attempt: int = 0
+    affinity_key: str = ""
+    traceparent: str = ""
+    headers: bytes = b""
 
     def remaining(self) -> float | None:
         """Seconds left until the deadline (negative when past), or None."""
@@ -137,34 +107,25 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
     unit_s: float = 0.0
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """The good answer to a call; failures are raised as `CallError`.
 
     Exactly one of `payload` and `stream` is set. A stream that is not read to its end must be
     closed with `aclose()`, which cancels the work behind it.
 
     Attributes:
+        payload: The whole answer.
+        stream: Its chunks, as they come.
+        queue_s: Seconds the call waited in the replica before it ran.
         version: Version label of the service that answered.
         replica: Id of the replica that answered.
-        queue_s: Seconds the call waited in the replica before it ran.
     """
 
-    __slots__ = ("payload", "queue_s", "replica", "stream", "version")
-
-    def __init__(
-        self,
-        payload: Payload | None = None,
-        stream: AsyncIterator[Payload] | None = None,
-        *,
-        version: str = "",
-        replica: str = "",
-        queue_s: float = 0.0,
-    ) -> None:
-        self.payload = payload
-        self.stream = stream
-        self.version = version
-        self.replica = replica
-        self.queue_s = queue_s
+    payload: Payload | None = None
+    stream: AsyncIterator[Payload] | None = None
+    queue_s: float = 0.0
+    version: str = ""
+    replica: str = ""
 
     async def aclose(self) -> None:
         """Stop the stream, if there is one, and the work behind it."""

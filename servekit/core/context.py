@@ -70,64 +70,61 @@ def _text(value: _Text) -> str:
     return value if isinstance(value, str) else value.decode("latin-1")
 
 
+_NO_CALL = Call("", "")
+
+
 class RequestContext:
     """One call, as the method that serves it sees it.
 
     Attributes:
-        headers: The caller's HTTP headers; those of the first hop, also deep in a graph.
-        request_id: Stays the same over all hops and attempts.
-        deadline: Absolute, on `time.monotonic`'s clock; None waits for ever.
-        traceparent: W3C trace context of the caller, or "".
-        attempt: 0 for the first try.
+        call: The call itself; for the runtime.
+        cancelled: Whether the caller has gone; a long loop should look and stop. Safe in any
+            thread.
     """
 
-    __slots__ = ("_cancelled", "attempt", "deadline", "headers", "request_id", "traceparent")
+    __slots__ = ("_headers", "call", "cancelled")
 
-    def __init__(
-        self,
-        *,
-        request_id: str = "",
-        deadline: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        traceparent: str = "",
-        attempt: int = 0,
-    ) -> None:
-        self.headers: Mapping[str, str] = Headers() if headers is None else headers
-        self.request_id = request_id
-        self.deadline = deadline
-        self.traceparent = traceparent
-        self.attempt = attempt
-        self._cancelled = False
+    def __init__(self, call: Call = _NO_CALL) -> None:
+        self.call = call
+        self.cancelled = False
+        self._headers: Headers | None = None
 
-    @classmethod
-    def of(cls, call: Call) -> "RequestContext":
-        """Return the context of a call that is about to run."""
-        return cls(
-            request_id=call.request_id,
-            deadline=call.deadline,
-            headers=Headers(call.headers),
-            traceparent=call.traceparent,
-            attempt=call.attempt,
-        )
+    @property
+    def request_id(self) -> str:
+        """Stays the same over all hops and attempts."""
+        return self.call.request_id
+
+    @property
+    def deadline(self) -> float | None:
+        """Absolute, on `time.monotonic`'s clock; None waits for ever."""
+        return self.call.deadline
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context of the caller, or ""."""
+        return self.call.traceparent
+
+    @property
+    def attempt(self) -> int:
+        """0 for the first try."""
+        return self.call.attempt
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The caller's HTTP headers; those of the first hop, also deep in a graph."""
+        if self._headers is None:
+            self._headers = Headers(self.call.headers)
+        return self._headers
 
     def remaining(self) -> float | None:
         """Seconds left until the deadline (negative when past), or None."""
-        return None if self.deadline is None else self.deadline - now()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the caller has gone; a long loop should look and stop. Safe in any thread."""
-        return self._cancelled
-
-    def cancel(self) -> None:
-        """Tell the method that nobody waits for its answer any more; for the runtime."""
-        self._cancelled = True
+        return self.call.remaining()
 
     def __repr__(self) -> str:
         state: dict[str, Any] = {"request_id": self.request_id, "attempt": self.attempt}
         if self.deadline is not None:
             state["remaining_s"] = round(self.deadline - now(), 3)
-        if self._cancelled:
+        if self.cancelled:
             state["cancelled"] = True
         return f"RequestContext({', '.join(f'{k}={v!r}' for k, v in state.items())})"
 

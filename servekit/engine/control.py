@@ -176,14 +176,9 @@ async def ask(
     Raises:
         CallError: It failed, is gone, or did not answer in time.
     """
-    call = Call(
-        SERVICE,
-        verb,
-        Payload(MSGPACK, (msgspec.msgpack.encode(body),)),
-        request_id=new_request_id(),
-        deadline=None if timeout_s is None else now() + timeout_s,
-        internal=True,
-    )
+    call = Call(SERVICE, verb, request_id=new_request_id(), internal=True)
+    call.payload = Payload(MSGPACK, (msgspec.msgpack.encode(body),))
+    call.deadline = None if timeout_s is None else now() + timeout_s
     reply = await connection.call(call)
     if reply.payload is None:
         raise CallError(f"control verb {verb} answered a stream")

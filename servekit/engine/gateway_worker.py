@@ -55,11 +55,11 @@ class GatewayWorker:
         order = msgspec.msgpack.decode(body, type=StartGateway)
         self.folder = order.folder
         self._site = Site(self._readiness, self._all_metrics, dev=order.dev)
-        self._gateway = Gateway(self._router, self._site.app, Families(self._metrics))
+        self._gateway = Gateway(self._router, Families(self._metrics))
         self._serve(order.app)
         self._router.update(order.table)
         listener = socket.socket(fileno=order.listener)
-        self._server = Server(self._gateway, listener, drain_s=order.drain_s)
+        self._server = Server(self._gateway, self._site.app, listener, drain_s=order.drain_s)
         self._served = self._tasks.spawn(self._server.run_until_drained(), name="http server")
         child.settle_memory()
         return Started(address="listening")

@@ -7,14 +7,14 @@ replica was lost goes to another if it had not started, or may run twice.
 """
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
+from random import randrange
 
-from servekit.core.aio import Deadlines, Tasks
-from servekit.core.call import Call, Reply
+from servekit.core.aio import Tasks
+from servekit.core.call import Call, Reply, now
 from servekit.engine.table import ServiceTargets, Table, Target
 from servekit.errors import (
     DeadlineExceeded,
@@ -56,7 +56,6 @@ class Router:
         self._hello = hello
         self._secret = secret
         self._on_starved = on_starved
-        self._deadlines = Deadlines(asyncio.get_running_loop())
         self._tasks = Tasks()
         self._services: dict[str, _Service] = {}
         self._serial = -1
@@ -129,7 +128,6 @@ class Router:
         for service in self._services.values():
             service.end()
         await self._tasks.close()
-        self._deadlines.close()
 
     async def _hold(self, service: "_Service", call: Call) -> Connection:
         """Wait until the service has a replica, within the call's deadline."""
@@ -148,17 +146,18 @@ class Router:
                     retry_after_s=1.0,
                     started=False,
                 )
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
             timer = None
             if call.deadline is not None:
-                timer = self._deadlines.add(call.deadline, lambda w=waiter: _expire(w))  # type: ignore[misc]
+                timer = loop.call_later(max(0.0, call.deadline - now()), _expire, waiter)
             service.held.append(waiter)
             self._on_starved(service.name)
             try:
                 await waiter
             finally:
                 if timer is not None:
-                    self._deadlines.discard(timer)
+                    timer.cancel()
                 if waiter in service.held:
                     service.held.remove(waiter)
             if (connection := service.pick(call)) is not None:
@@ -187,7 +186,7 @@ class Router:
                     finish.add_done_callback(partial(_abort, connection))  # also if cut short
 
     def _make(self) -> Connection:
-        return Connection(self._hello, client=True, secret=self._secret, deadlines=self._deadlines)
+        return Connection(self._hello, client=True, secret=self._secret)
 
 
 async def _finish(connection: Connection) -> None:
@@ -225,6 +224,7 @@ class _Service:
         self.retry_after_s = 1.0
         self.links: dict[str, _Link] = {}
         self.held: deque[asyncio.Future[None]] = deque()
+        self._usable: list[Connection] = []
 
     def follow(self, targets: ServiceTargets) -> list[Target]:
         """Drop the links that are not in the table any more; returns the targets that are new."""
@@ -248,22 +248,33 @@ class _Service:
                     waiter.set_result(None)
 
     def usable(self) -> list[Connection]:
-        return [
+        """Look which replicas take calls."""
+        self._usable = [
             link.connection
             for link in self.links.values()
             if link.connection is not None and link.connection.usable
         ]
+        return self._usable
 
     def pick(self, call: Call) -> Connection | None:
+        """Return a replica that takes calls, if there is one."""
+        while (chosen := self._choose(call)) is not None and not chosen.usable:
+            self.usable()  # it has left since the last look
+        return chosen
+
+    def _choose(self, call: Call) -> Connection | None:
         """Return the better of two random replicas, or the one that an affinity key names."""
-        usable = self.usable()
-        if len(usable) < 2:
+        usable = self._usable
+        count = len(usable)
+        if count < 2:
             return usable[0] if usable else None
         if call.affinity_key:
             key = call.affinity_key.encode()
             return max(usable, key=lambda c: blake2b(key + c.peer.replica.encode()).digest())
-        first, second = random.sample(usable, 2)
-        return first if completion_time(first) <= completion_time(second) else second
+        first = randrange(count)  # noqa: S311
+        second = randrange(count - 1)  # noqa: S311
+        one, other = usable[first], usable[second + (second >= first)]
+        return one if completion_time(one) <= completion_time(other) else other
 
 
 def completion_time(connection: Connection) -> float:

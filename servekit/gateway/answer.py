@@ -1,37 +1,47 @@
 """From a reply to an HTTP answer: whole, as server-sent events, as raw chunks, or an error."""
 
+import re
+from functools import lru_cache
 from math import ceil
 
 import msgspec
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, Buffer, Call, Payload, Reply
 from servekit.errors import CallError, ExecutionError
-from servekit.gateway.asgi import Send
+from servekit.gateway.exchange import Exchange
 from servekit.observe.log import get_logger
 from servekit.wire.streams import IncomingStream
 
 _log = get_logger("servekit.gateway")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_UNBUFFERED = b"cache-control: no-store\r\nx-accel-buffering: no\r\n"
 
 
-def _headers(call: Call, reply: Reply, content_type: str) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"content-type", content_type.encode("latin-1")),
-        (b"x-request-id", call.request_id.encode("latin-1")),
-        (b"x-servekit-version", reply.version.encode("latin-1")),
-        (b"x-servekit-replica", reply.replica.encode("latin-1")),
-    ]
+@lru_cache(maxsize=1024)
+def _head(content_type: str, version: str, replica: str) -> bytes:
+    """Return the header lines that the answers of one replica share."""
+    return _lines(
+        ("content-type", content_type),
+        ("x-servekit-version", version),
+        ("x-servekit-replica", replica),
+    )
 
 
-async def send_whole(send: Send, call: Call, reply: Reply, payload: Payload) -> None:
+def _lines(*headers: tuple[str, str]) -> bytes:
+    """Return headers as text; a value can't end its line."""
+    lines = [f"{name}: {_CONTROL.sub('?', value)}\r\n" for name, value in headers]
+    return "".join(lines).encode("latin-1", "replace")
+
+
+def send_whole(exchange: Exchange, call: Call, reply: Reply, payload: Payload) -> None:
     """Send an answer of one piece."""
-    body = payload.segments[0]
-    headers = _headers(call, reply, payload.content_type)
-    headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    head = _head(payload.content_type, reply.version, reply.replica)
+    exchange.send(
+        200, b"%bx-request-id: %b\r\n" % (head, call.request_id.encode()), payload.segments[0]
+    )
 
 
-async def send_stream(send: Send, call: Call, reply: Reply) -> int:
+async def send_stream(exchange: Exchange, call: Call, reply: Reply) -> int:
     """Send the chunks of an answer as they come; those that are there together leave together.
 
     An error behind the first chunk becomes an `error` event, as the status is already on its way.
@@ -40,11 +50,9 @@ async def send_stream(send: Send, call: Call, reply: Reply) -> int:
         The status to count: 200, or that of the error.
     """
     raw = call.accept.startswith(BINARY)
-    headers = _headers(call, reply, BINARY if raw else EVENT_STREAM)
-    headers.append((b"cache-control", b"no-store"))
-    headers.append((b"x-accel-buffering", b"no"))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    stream, status = reply.stream, 200
+    head = _head(BINARY if raw else EVENT_STREAM, reply.version, reply.replica)
+    exchange.begin(b"%bx-request-id: %b\r\n%b" % (head, call.request_id.encode(), _UNBUFFERED))
+    stream = reply.stream
     try:
         assert stream is not None
         async for chunk in stream:
@@ -52,22 +60,23 @@ async def send_stream(send: Send, call: Call, reply: Reply) -> int:
             if isinstance(stream, IncomingStream):
                 chunks += stream.take_ready()
             body = b"".join([c.segments[0] if raw else event(c.segments[0]) for c in chunks])
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        last = b"" if raw else event(b"", name=b"end")
+            if body:
+                await exchange.write(body)
     except Exception as raised:  # noqa: BLE001  (the status is on its way: no second one can follow)
         if isinstance(raised, CallError):
             error = raised
         else:
             _log.exception("stream failed", request_id=call.request_id)
             error = ExecutionError("internal error")
-        status = error.status
         if raw:
-            return status  # without an end, so that the client sees the connection cut
-        last = event(_document(error, call.request_id), name=b"error")
+            exchange.abort()
+        else:
+            exchange.finish(event(_document(error, call.request_id), name=b"error"))
+        return error.status
     finally:
         await reply.aclose()
-    await send({"type": "http.response.body", "body": last})
-    return status
+    exchange.finish(b"" if raw else event(b"", name=b"end"))
+    return 200
 
 
 def event(data: Buffer, *, name: bytes = b"") -> bytes:
@@ -76,19 +85,13 @@ def event(data: Buffer, *, name: bytes = b"") -> bytes:
     return b"".join((head, data, b"\n\n"))
 
 
-async def send_error(send: Send, error: CallError, request_id: str) -> None:
+def send_error(exchange: Exchange, error: CallError, request_id: str) -> None:
     """Send an error with its status, a body that says why, and `Retry-After` where it helps."""
-    body = _document(error, request_id)
-    headers = [
-        (b"content-type", JSON.encode()),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", request_id.encode("latin-1")),
-    ]
+    headers = [("content-type", JSON), ("x-request-id", request_id)]
     if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(1, ceil(error.retry_after_s))))
-    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        headers.append(("retry-after", str(max(1, ceil(error.retry_after_s)))))
+    headers += error.headers.items()
+    exchange.send(error.status, _lines(*headers), _document(error, request_id))
 
 
 def _document(error: CallError, request_id: str) -> bytes:

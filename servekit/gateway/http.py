@@ -1,86 +1,97 @@
-"""The hot path: one ASGI callable from a request's bytes to a call, and from its reply to bytes.
+"""The hot path: from a request's bytes to a call, and from its reply to bytes.
 
 It looks the path up in a dict, reads the headers once, hands the body on as it came, and sends the
-answer as it is. The replica decodes, validates and encodes. Everything that is not an endpoint
-(docs, probes, metrics) goes to the Starlette app behind it.
+answer as it is. The replica decodes, validates and encodes.
 """
 
 import asyncio
-from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import httptools
 
 from servekit.core.call import Handler, now
 from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllowed, is_shed
 from servekit.gateway.answer import send_error, send_stream, send_whole
-from servekit.gateway.asgi import App, Receive, Scope, Send
+from servekit.gateway.exchange import Exchange
 from servekit.gateway.request import read_body, read_call, request_id_of
-from servekit.gateway.routes import Route, routes_of
+from servekit.gateway.routes import Methods, Route, routes_of
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.spec.app import AppSpec
-
-TASK: Final = "servekit.task"
-"""Key of the scope with the task that must end when the client leaves."""
 
 _log = get_logger("servekit.gateway")
 
 
 class Gateway:
-    """The ASGI app.
+    """Answers all requests for endpoints.
 
     Args:
         handler: Takes the calls.
-        rest: The ASGI app for everything that is no endpoint.
         families: Gets the figures.
     """
 
-    def __init__(self, handler: Handler, rest: App, families: Families) -> None:
+    def __init__(self, handler: Handler, families: Families) -> None:
         self._handler = handler
-        self._rest = rest
         self._families = families
-        self._routes: dict[str, dict[str, Route]] = {}
+        self._routes: dict[bytes, Methods] = {}
 
     def serve(self, app: AppSpec) -> None:
         """Answer for this app from now on; calls under way are not touched."""
         self._routes = routes_of(app, self._families)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        methods = self._routes.get(scope["path"]) if scope["type"] == "http" else None
-        if methods is None:
-            await self._rest(scope, receive, send)
-        elif (route := methods.get(scope["method"])) is None:
-            error = MethodNotAllowed(f"{scope['path']} takes {', '.join(methods)}")
-            error.headers = {"allow": ", ".join(methods)}
-            await send_error(send, error, request_id_of(scope))
-        else:
-            await self._answer(route, scope, receive, send)
+    def find(self, url: bytes) -> tuple[Methods | None, bytes]:
+        """Return the routes of a URL's path, if it has any, and the query.
 
-    async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[TASK] = asyncio.current_task()
+        Raises:
+            HttpParserError: It is no URL.
+        """
+        if (methods := self._routes.get(url)) is not None:
+            return methods, b""
+        parsed = httptools.parse_url(url)
+        path: bytes = parsed.path or b""
+        if b"%" in path:
+            path = unquote_to_bytes(path)
+        return self._routes.get(path), parsed.query or b""
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        if exchange.disconnected:
+            return
+        if (route := exchange.route) is not None:
+            exchange.task = asyncio.current_task()
+            await self._answer(route, exchange)
+        else:
+            methods = ", ".join([method.decode() for method in exchange.methods])
+            path = next(iter(exchange.methods.values())).path
+            error = MethodNotAllowed(f"{path} takes {methods}")
+            error.headers = {"allow": methods}
+            send_error(exchange, error, request_id_of(exchange.headers))
+
+    async def _answer(self, route: Route, exchange: Exchange) -> None:
         started = now()
         code, version, request_id = 500, "", ""
         try:
-            call = read_call(route, scope, started)
+            call = read_call(route, exchange.headers, started)
             request_id = call.request_id
-            call.payload.segments = (await read_body(route, scope, receive),)
+            call.payload.segments = (await read_body(route, exchange),)
             reply = await self._handler(call)
             version = reply.version
             if reply.payload is not None:
-                await send_whole(send, call, reply, reply.payload)
+                send_whole(exchange, call, reply, reply.payload)
                 code = 200
             else:
-                code = await send_stream(send, call, reply)
+                code = await send_stream(exchange, call, reply)
         except CallError as error:
             code = error.status
             if is_shed(error):
                 route.shed(error.reason)
-            await send_error(send, error, request_id or request_id_of(scope))
+            send_error(exchange, error, request_id or request_id_of(exchange.headers))
         except asyncio.CancelledError:
             # The connection is gone, and with it everybody who could see an answer.
             code = Cancelled.status
         except Exception:  # noqa: BLE001  (the last boundary before the client)
-            _log.exception("request failed", request_id=request_id, path=scope["path"])
+            _log.exception("request failed", request_id=request_id, path=route.path)
             masked = ExecutionError("internal error")
-            await send_error(send, masked, request_id or request_id_of(scope))
+            send_error(exchange, masked, request_id or request_id_of(exchange.headers))
         finally:
             route.answered(code, version, now() - started)

@@ -10,8 +10,8 @@ import msgspec
 
 from servekit.core.call import BINARY, JSON, Call, Payload
 from servekit.core.units import parse_seconds
-from servekit.errors import BadRequest, Cancelled, ConfigError, PayloadTooLarge
-from servekit.gateway.asgi import Receive, Scope
+from servekit.errors import BadRequest, ConfigError, PayloadTooLarge
+from servekit.gateway.exchange import Exchange
 from servekit.gateway.routes import Route
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -19,7 +19,7 @@ _boot = os.urandom(5).hex()
 _count = itertools.count(1)
 
 
-def read_call(route: Route, scope: Scope, started: float) -> Call:
+def read_call(route: Route, headers: list[tuple[bytes, bytes]], started: float) -> Call:
     """Make a call from a request's headers; its payload has a media type, and no body yet.
 
     Raises:
@@ -27,10 +27,9 @@ def read_call(route: Route, scope: Scope, started: float) -> Call:
         PayloadTooLarge: The body's declared length is over the route's limit.
     """
     # Without an Accept header anything will do (RFC 9110, 12.5.1).
-    call = Call(route.service, route.endpoint, Payload("", ()), request_id="", accept="*/*")
-    call.idempotent = route.spec.idempotent
+    call = Call(route.service, route.endpoint, accept="*/*", idempotent=route.spec.idempotent)
+    call.payload = Payload("", ())
     timeout_s = route.timeout_s
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
     for name, value in headers:
         if name == b"content-type":
             call.payload.content_type = value.decode("latin-1")
@@ -62,9 +61,9 @@ def read_call(route: Route, scope: Scope, started: float) -> Call:
     return call
 
 
-def request_id_of(scope: Scope) -> str:
+def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
     """Return the id of a request that did not become a call."""
-    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    given = dict(headers).get(b"x-request-id", b"")
     return _request_id(given) or _new_id()
 
 
@@ -99,31 +98,17 @@ def _timeout(value: bytes) -> float:
     return seconds
 
 
-async def read_body(route: Route, scope: Scope, receive: Receive) -> bytes:
+async def read_body(route: Route, exchange: Exchange) -> bytes:
     """Return the whole body, or the query as a document for GET.
 
     Raises:
         PayloadTooLarge: It grew over the route's limit.
-        Cancelled: The client left before its end.
     """
     if route.method == "GET":
-        return query_document(scope["query_string"], route.spec.input)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if len(body) > route.max_body:
+        return query_document(exchange.query, route.spec.input)
+    body = await exchange.read(route.max_body)
+    if body is None:
         raise _too_large(route)
-    if message.get("more_body"):
-        parts = [body]
-        total = len(body)
-        while message.get("more_body"):
-            message = await receive()
-            parts.append(message.get("body", b""))
-            total += len(parts[-1])
-            if total > route.max_body:
-                raise _too_large(route)
-        body = b"".join(parts)
-    if message["type"] == "http.disconnect":
-        raise Cancelled("the client left while it sent the body", started=False)
     return body
 
 

@@ -1,6 +1,6 @@
 """From a path to an endpoint: the table that the hot path looks into, made from an `AppSpec`."""
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from servekit.observe.families import Families
 from servekit.observe.metrics import Counter
@@ -77,9 +77,13 @@ class Route:
         ).inc()
 
 
-def routes_of(app: AppSpec, families: Families) -> dict[str, dict[str, Route]]:
-    """Return all public routes: path → method → route."""
-    table: dict[str, dict[str, Route]] = {}
+Methods: TypeAlias = dict[bytes, Route]
+"""The routes of one path, by method."""
+
+
+def routes_of(app: AppSpec, families: Families) -> dict[bytes, Methods]:
+    """Return all public routes, by path."""
+    table: dict[bytes, Methods] = {}
     for service in app.services:
         if service.prefix is None:
             continue
@@ -89,5 +93,5 @@ def routes_of(app: AppSpec, families: Families) -> dict[str, dict[str, Route]]:
             suffixes = ("", BATCH) if endpoint.kind == "batched" else ("",)
             for suffix in suffixes:
                 route = Route(service, endpoint, families, suffix=suffix)
-                table.setdefault(route.path, {})[route.method] = route
+                table.setdefault(route.path.encode(), {})[route.method.encode()] = route
     return table

@@ -2,24 +2,21 @@
 
 An event is a name with facts: `log.info("replica ready", replica=id, took_s=1.2)`. It goes through
 the standard library's logging, so before `configure` it behaves as any library's does; after it,
-all lines are rendered the same way. The id of the request at hand, once set in `request_id`,
-stands on every line that its task writes, those of other libraries included.
+all lines are rendered the same way. The id of the call at hand (`CURRENT`) stands on every line
+that its task writes, those of other libraries included.
 """
 
 import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import msgspec
 
+from servekit.core.context import CURRENT
 from servekit.settings import LogFormat
-
-request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Id of the request that the current task works for; set it at the start of the task."""
 
 _BARE = re.compile(r"[\w.:/@%+,;<>()\[\]{}*?!&|^~#$-]+")
 
@@ -132,8 +129,8 @@ class _Formatter(logging.Formatter):
             "event": name,
         }
         tail: dict[str, object] = {"role": self._role, "logger": record.name}
-        if request := request_id.get():
-            tail["request_id"] = request
+        if (context := CURRENT.get()) is not None:
+            tail["request_id"] = context.request_id
         if record.exc_info:
             tail["exception"] = self.formatException(record.exc_info)
         if record.stack_info:

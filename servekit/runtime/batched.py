@@ -22,7 +22,6 @@ from servekit.errors import (
     UnsupportedMedia,
 )
 from servekit.observe.families import Families
-from servekit.observe.log import request_id
 from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Refuse
 from servekit.runtime.collate import cut, glue, join, split
 from servekit.runtime.endpoints import masked
@@ -37,30 +36,27 @@ from servekit.spec.schema import Arguments
 class _Waiting(Entry):
     """One item on board, with its arguments and the future of its result."""
 
-    __slots__ = ("args", "call", "context", "dispatched", "future")
+    __slots__ = ("args", "context", "dispatched", "future")
 
     def __init__(
         self,
-        args: tuple[Any, ...],
-        call: Call,
-        future: "asyncio.Future[Any]",
-        entry_id: int,
+        id_: int,
         rows: int,
         key: object,
+        args: tuple[Any, ...],
+        context: RequestContext,
+        future: "asyncio.Future[Any]",
     ) -> None:
-        super().__init__(
-            entry_id, rows=rows, deadline=call.deadline, priority=call.priority, key=key
-        )
+        call = context.call
+        super().__init__(id_, rows, call.deadline, call.priority, key)
         self.args = args
-        self.call = call
+        self.context = context
         self.future = future
-        self.context: RequestContext | None = None
         self.dispatched = 0.0
 
     def with_context(self) -> tuple[Any, ...]:
         """Return the arguments as `Item`s that know the call they came from."""
-        context = self.context = RequestContext.of(self.call)
-        return tuple(Item(arg, context) for arg in self.args)
+        return tuple([Item(arg, self.context) for arg in self.args])
 
 
 class Batched:
@@ -89,6 +85,7 @@ class Batched:
         self._policy = policy = definition.batch
         self._fn: Callable[..., Any] = partial(definition.fn, instance)
         self._definition = definition
+        self._sized = policy.axis is not None or definition.size_of or definition.bucket_by
         self._where = definition.where
         self._input, self._output = definition.schemas
         self._threads = threads
@@ -103,29 +100,35 @@ class Batched:
         self._batch_size = families.batch_size.labels(**labels)
         self._batch_fill = families.batch_fill_ratio.labels(**labels)
 
-    async def __call__(self, call: Call) -> Reply:
+    async def __call__(self, call: Call, context: RequestContext) -> Reply:
         """Answer one call of one item.
 
         Raises:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
         args, kwargs = self._input.decode(call.payload, internal=call.internal)
-        value, waited = await self._value((*args, *kwargs.values()), call)
+        value, waited = await self._value((*args, *kwargs.values()), context)
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
         return Reply(payload, queue_s=waited)
 
-    async def _value(self, args: tuple[Any, ...], call: Call) -> tuple[Any, float]:
+    async def _value(self, args: tuple[Any, ...], context: RequestContext) -> tuple[Any, float]:
         """Return the result for one item and the seconds it waited; a long array goes in parts."""
-        parts = cut(args[0], self._policy)
-        if len(parts) == 1:
-            waiting = self._enter(args, call)
-            value = await self._result(waiting)
-            return value, waiting.dispatched - waiting.arrived
-        entered = [self._enter((part,), call) for part in parts]
+        if self._policy.axis is not None:
+            parts = cut(args[0], self._policy)
+            if len(parts) > 1:
+                return await self._value_of_parts(parts, context)
+        waiting = self._enter(args, context)
+        value = await self._result(waiting)
+        return value, waiting.dispatched - waiting.arrived
+
+    async def _value_of_parts(
+        self, parts: Sequence[Any], context: RequestContext
+    ) -> tuple[Any, float]:
+        entered = [self._enter((part,), context) for part in parts]
         values = await asyncio.gather(*map(self._result, entered))
         return glue(values, self._policy), entered[0].dispatched - entered[0].arrived
 
-    async def many(self, call: Call) -> Reply:
+    async def many(self, call: Call, context: RequestContext) -> Reply:
         """Answer one call of many items: one `{"result"}` or `{"error"}` each, in their order.
 
         Raises:
@@ -134,39 +137,47 @@ class Batched:
         if "json" not in call.accept and "*" not in call.accept and call.accept:
             raise UnsupportedMedia(f"{self._where}/batch answers {JSON}, not {call.accept}")
         inputs = self._input.decode_batch(call.payload, internal=call.internal)
-        results = await asyncio.gather(*(self._one_of_many(item, call) for item in inputs))
+        results = await asyncio.gather(*(self._one_of_many(item, context) for item in inputs))
         return Reply(Payload(JSON, (b"[" + b",".join(results) + b"]",)))
 
-    async def _one_of_many(self, item: Arguments | InvalidInput, call: Call) -> bytes:
+    async def _one_of_many(self, item: Arguments | InvalidInput, context: RequestContext) -> bytes:
         try:
             if isinstance(item, InvalidInput):
                 raise item
             args, kwargs = item
-            value, _ = await self._value((*args, *kwargs.values()), call)
+            value, _ = await self._value((*args, *kwargs.values()), context)
             document = self._output.encode(value, accept=JSON).segments[0]
         except CallError as error:
             return b'{"error":' + msgspec.json.encode(error.details()) + b"}"
         return b'{"result":' + document + b"}"
 
-    def _enter(self, args: tuple[Any, ...], call: Call) -> _Waiting:
+    def _enter(self, args: tuple[Any, ...], context: RequestContext) -> _Waiting:
         self._last_id += 1
         definition, axis = self._definition, self._policy.axis
-        rows = 1 if axis is None else self._rows(args[0].shape, axis)
-        try:
-            if definition.size_of is not None:
-                rows = index(definition.size_of(args[0]))
-                if rows < 1:
-                    raise ValueError(f"size_of returned {rows}, not 1 or more")
-            key = None if definition.bucket_by is None else definition.bucket_by(args[0])
-            if axis is not None:
-                shape = args[0].shape
-                key = (key, args[0].dtype.str, shape[:axis], shape[axis + 1 :])
-            hash(key)
-        except Exception as error:
-            raise masked(error, f"{self._where} (size_of, bucket_by)", call.request_id) from error
+        rows, key = 1, None
+        if self._sized:
+            try:
+                if axis is not None:
+                    rows = self._rows(args[0].shape, axis)
+                if definition.size_of is not None:
+                    rows = index(definition.size_of(args[0]))
+                    if rows < 1:
+                        raise ValueError(f"size_of returned {rows}, not 1 or more")
+                if definition.bucket_by is not None:
+                    key = definition.bucket_by(args[0])
+                if axis is not None:
+                    shape = args[0].shape
+                    key = (key, args[0].dtype.str, shape[:axis], shape[axis + 1 :])
+                hash(key)
+            except Exception as error:
+                where = f"{self._where} (size_of, bucket_by)"
+                raise masked(error, where, context.request_id) from error
         future: asyncio.Future[Any] = self._loop.create_future()
-        waiting = _Waiting(args, call, future, self._last_id, rows, key)
-        self._carry_out(self._batcher.arrive(now(), waiting))
+        waiting = _Waiting(self._last_id, rows, key, args, context, future)
+        if decisions := self._batcher.arrive(now(), waiting):
+            self._carry_out(decisions)
+        elif self._batcher.next_timer != self._armed:
+            self._arm()
         return waiting
 
     def _rows(self, shape: tuple[int, ...], axis: int) -> int:
@@ -185,8 +196,7 @@ class Batched:
             return await waiting.future
         except asyncio.CancelledError:
             self._batcher.cancel(now(), waiting.id)
-            if waiting.context is not None:
-                waiting.context.cancel()
+            waiting.context.cancelled = True
             self._arm()
             raise
         finally:
@@ -244,7 +254,7 @@ class Batched:
     # -- execution ---------------------------------------------------------------------------
 
     async def _run(self, dispatch: Dispatch) -> None:
-        request_id.set("")  # it serves many, not the one that completed it
+        CURRENT.set(None)  # it serves many, not the one that completed it
         started = now()
         batch = [entry for entry in dispatch.entries if self._is_wanted(entry, started)]
         meter = self._meter
@@ -296,7 +306,7 @@ class Batched:
                 half = len(batch) // 2
                 first = await self._execute(batch[:half])
                 return await self._execute(batch[half:]) and first
-            failure = masked(error, self._where, ", ".join(e.call.request_id for e in batch))
+            failure = masked(error, self._where, ", ".join(e.context.request_id for e in batch))
             for entry in batch:
                 if not entry.future.done():
                     entry.future.set_exception(failure)
@@ -305,7 +315,7 @@ class Batched:
             if entry.future.done():
                 continue
             if isinstance(result, ItemError):
-                failed = masked(result.error, self._where, entry.call.request_id)
+                failed = masked(result.error, self._where, entry.context.request_id)
                 entry.future.set_exception(failed)
             else:
                 entry.future.set_result(result)
@@ -318,15 +328,10 @@ class Batched:
             items = [entry.args for entry in batch]
         policy = self._policy
         if self._definition.is_async:
-            CURRENT.set(None)
             result = await self._fn(*join(items, policy))
         else:
-            result = await self._threads.submit(lambda: self._in_thread(items))
+            result = await self._threads.submit(lambda: self._fn(*join(items, policy)))
         return split(result, [entry.rows for entry in batch], policy, where=self._where)
-
-    def _in_thread(self, items: Sequence[tuple[Any, ...]]) -> Any:
-        CURRENT.set(None)
-        return self._fn(*join(items, self._policy))
 
     # -- figures -----------------------------------------------------------------------------
 

@@ -1,18 +1,18 @@
 """Running one endpoint's calls one by one: whole answers and streams, async and in threads.
 
-Every runner has the shape of a `Handler`. It decodes the body into the declared types, waits for
-a slot, runs the user's function within the call's context, and encodes the result.
+A runner decodes the body into the declared types, waits for a slot, runs the user's function, and
+encodes the result.
 """
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from servekit.core.call import JSON, MSGPACK, Call, Payload, Reply, now
-from servekit.core.context import CURRENT, RequestContext
+from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
 from servekit.runtime.meter import Meter
@@ -20,6 +20,10 @@ from servekit.runtime.slots import Slots
 from servekit.runtime.threads import Threads
 from servekit.spec.body import negotiate
 from servekit.spec.definition import EndpointDefinition
+from servekit.spec.schema import Arguments
+
+Runner: TypeAlias = Callable[[Call, RequestContext], Awaitable[Reply]]
+"""Answers the calls of one endpoint; the context, which is current, is that of the call."""
 
 _log = get_logger("servekit.replica")
 
@@ -71,27 +75,39 @@ class Endpoint:
         self._output.encode(value, internal=True)  # it is what was declared: str or bytes
         return Payload(media_type, (value.encode() if isinstance(value, str) else value,))
 
-    async def _enter(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any], float]:
-        """Decode a call and wait for its slot; returns arguments and seconds waited."""
-        slots, meter = self._slots, self._meter
-        slots.check((slots.queued + 1) * meter.pace.unit_s)
-        args, kwargs = self._input.decode(call.payload, internal=call.internal)
+    def _decode(self, call: Call) -> Arguments:
+        """Decode a call that there is room for."""
+        slots = self._slots
+        slots.check((slots.queued + 1) * self._meter.pace.unit_s)
+        return self._input.decode(call.payload, internal=call.internal)
+
+    def _enter(self) -> bool:
+        """Take a slot, if one is free."""
+        if not self._slots.take():
+            return False
+        meter = self._meter
         meter.ongoing += 1
-        waited = 0.0
+        meter.running += 1
+        meter.queue_seconds.observe(0.0)
+        return True
+
+    async def _wait(self, call: Call) -> float:
+        """Wait for a slot; returns for how many seconds."""
+        slots, meter = self._slots, self._meter
+        meter.ongoing += 1
+        arrived = now()
         try:
-            if not slots.take():
-                arrived = now()
-                await slots.wait()
-                waited = now() - arrived
-                if call.deadline is not None and now() >= call.deadline:
-                    slots.release()
-                    raise DeadlineExceeded("the deadline passed in the queue", started=False)
+            await slots.wait()
+            waited = now() - arrived
+            if call.deadline is not None and now() >= call.deadline:
+                slots.release()
+                raise DeadlineExceeded("the deadline passed in the queue", started=False)
         except BaseException:
             meter.ongoing -= 1
             raise
         meter.running += 1
         meter.queue_seconds.observe(waited)
-        return args, kwargs, waited
+        return waited
 
     def _leave(self) -> None:
         """Give the slot back: the work has really ended."""
@@ -122,15 +138,14 @@ class Endpoint:
 class Unary(Endpoint):
     """Calls of an endpoint that answers once."""
 
-    async def __call__(self, call: Call) -> Reply:
+    async def __call__(self, call: Call, context: RequestContext) -> Reply:
         """Answer one call.
 
         Raises:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
-        args, kwargs, waited = await self._enter(call)
-        context = RequestContext.of(call)
-        CURRENT.set(context)
+        args, kwargs = self._decode(call)
+        waited = 0.0 if self._enter() else await self._wait(call)
         started = now()
         try:
             if self._is_async:
@@ -143,7 +158,7 @@ class Unary(Endpoint):
                 value = await asyncio.shield(work)
             self._meter.ran(now() - started, self._slots.running + 1)
         except asyncio.CancelledError:
-            context.cancel()
+            context.cancelled = True
             raise
         except Exception as error:
             raise masked(error, self._where, call.request_id) from error
@@ -153,7 +168,7 @@ class Unary(Endpoint):
 class Stream(Endpoint):
     """Calls of an endpoint that yields chunks; each holds its slot until it is closed."""
 
-    async def __call__(self, call: Call) -> Reply:
+    async def __call__(self, call: Call, context: RequestContext) -> Reply:
         """Start one stream, and return when its first chunk is there.
 
         So an error before the first chunk is a plain failed call, with a status of its own.
@@ -161,9 +176,8 @@ class Stream(Endpoint):
         Raises:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
-        args, kwargs, waited = await self._enter(call)
-        context = RequestContext.of(call)
-        CURRENT.set(context)
+        args, kwargs = self._decode(call)
+        waited = 0.0 if self._enter() else await self._wait(call)
         values: AsyncIterator[Any]
         if self._is_async:
             try:
@@ -238,7 +252,7 @@ class Chunks:
         if self._closed:
             return
         self._closed = True
-        self._context.cancel()
+        self._context.cancelled = True
         try:
             if (aclose := getattr(self._values, "aclose", None)) is not None:
                 await aclose()

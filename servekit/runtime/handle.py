@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, now
-from servekit.core.context import CURRENT, Headers
+from servekit.core.context import CURRENT
 from servekit.errors import Cancelled, InvalidInput, suggest
 from servekit.runtime.remote import RemoteCall, RemoteStream
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition
@@ -155,14 +155,13 @@ class RemoteMethod:
         call = Call(
             self._service,
             endpoint.name,
-            payload,
-            request_id="",
             internal=self._internal,
             idempotent=endpoint.idempotent,
-            retries=options.retries,
             priority=options.priority,
             affinity_key=options.affinity_key,
         )
+        call.payload = payload
+        call.retries = options.retries
         deadline = None if self._timeout_s is None else now() + self._timeout_s
         context = CURRENT.get()
         if context is None:
@@ -170,12 +169,12 @@ class RemoteMethod:
         else:
             if context.cancelled:
                 raise Cancelled("the caller of the call that is being served has left")
-            call.request_id = context.request_id
-            call.traceparent = context.traceparent
-            if isinstance(context.headers, Headers):
-                call.headers = bytes(context.headers.encoded)
-            if context.deadline is not None and (deadline is None or context.deadline < deadline):
-                deadline = context.deadline
+            served = context.call
+            call.request_id = served.request_id
+            call.traceparent = served.traceparent
+            call.headers = served.headers
+            if served.deadline is not None and (deadline is None or served.deadline < deadline):
+                deadline = served.deadline
         call.deadline = deadline
         return call
 

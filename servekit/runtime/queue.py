@@ -26,7 +26,6 @@ class Entry:
     def __init__(
         self,
         id: int,  # noqa: A002 - the field's name
-        *,
         rows: int = 1,
         deadline: float | None = None,
         priority: int = 0,

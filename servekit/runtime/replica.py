@@ -10,13 +10,14 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from servekit.core.call import JSON, Call, Handler, Load, Payload, Reply, now
+from servekit.core.call import JSON, Call, Load, Payload, Reply, now
+from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import CallError, NotFound, SetupError, is_shed, suggest
 from servekit.observe.families import Families
-from servekit.observe.log import get_logger, request_id
+from servekit.observe.log import get_logger
 from servekit.observe.metrics import Metrics, Snapshot
 from servekit.runtime.batched import Batched
-from servekit.runtime.endpoints import Stream, Unary
+from servekit.runtime.endpoints import Runner, Stream, Unary
 from servekit.runtime.meter import Meter, Pace
 from servekit.runtime.slots import Slots
 from servekit.runtime.threads import Threads
@@ -64,7 +65,7 @@ class Replica:
         self._sync_slots = Slots(limits.max_ongoing or SYNC_LIMIT, limits.max_queued, spec.name)
         self._batched: list[Batched] = []
         self._meters: list[Meter] = []
-        self._handlers: dict[str, tuple[Handler, Meter]] = {}
+        self._runners: dict[str, tuple[Runner, Meter]] = {}
         self._instance: Any = None
         self.id = replica_id
         self.service = spec.name
@@ -111,9 +112,9 @@ class Replica:
             version=spec.version,
         )
         self._meters.append(meter)
-        handler: Handler
+        runner: Runner
         if definition.batch is not None:
-            handler = batched = Batched(
+            runner = batched = Batched(
                 self._instance,
                 definition,
                 self._threads,
@@ -122,14 +123,14 @@ class Replica:
                 service=spec.name,
             )
             self._batched.append(batched)
-            self._handlers[f"{definition.name}/batch"] = (batched.many, meter)
+            self._runners[f"{definition.name}/batch"] = (batched.many, meter)
         else:
             slots = self._async_slots if definition.is_async else self._sync_slots
             if (limit := definition.max_concurrency) is not None:
                 slots = Slots(limit, spec.limits.max_queued, definition.where)
-            runner = Stream if definition.kind == "stream" else Unary
-            handler = runner(self._instance, definition, slots, self._threads, meter)
-        self._handlers[definition.name] = (handler, meter)
+            kind = Stream if definition.kind == "stream" else Unary
+            runner = kind(self._instance, definition, slots, self._threads, meter)
+        self._runners[definition.name] = (runner, meter)
         with contextlib.suppress(CallError):  # builds the validator, so that no call has to wait
             definition.schemas[0].decode(_NO_BODY)
 
@@ -160,22 +161,23 @@ class Replica:
         Raises:
             CallError: It failed; see each endpoint's runner.
         """
-        found = self._handlers.get(call.endpoint)
+        found = self._runners.get(call.endpoint)
         if found is None:
-            names = list(self._handlers)
+            names = list(self._runners)
             raise NotFound(
                 f"{self._spec.name} has no endpoint {call.endpoint!r}."
                 f"{suggest(call.endpoint, names)}",
                 started=False,
             )
-        handler, meter = found
-        request_id.set(call.request_id)
+        runner, meter = found
+        context = RequestContext(call)
+        CURRENT.set(context)
         if not call.internal:
-            return await handler(call)
+            return await runner(call, context)
         started = now()
         code = 500
         try:
-            reply = await handler(call)
+            reply = await runner(call, context)
             code = 200
         except CallError as error:
             code = error.status

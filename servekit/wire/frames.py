@@ -17,13 +17,12 @@ where it was received, without a copy. Whatever breaks these rules raises `WireE
 
 import struct
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, TypeAlias
 
 import msgspec
 
-from servekit.core.call import Buffer, Load
+from servekit.core.call import Buffer, Call, Load
 from servekit.errors import WireError
 
 PROTOCOL = 1
@@ -41,30 +40,30 @@ def _table(count: int) -> struct.Struct:
 
 _PADDING = tuple(bytes(n) for n in range(8))
 _MAX_HEADER = 0xFFFF
-LARGE = 64 * 1024
-"""Frames and segments from this size on are neither joined on sending nor copied on receipt."""
+LARGE: Final = 64 * 1024
+"""Frames and segments from this size in bytes are neither joined on sending nor copied on receipt."""
 
 
-class Kind(IntEnum):
+class Kind:
     """What a frame says.
 
     The caller sends CALL, CANCEL and CREDIT; the callee REPLY, ERROR, and for a stream CHUNK (one
     chunk of any number of segments), CHUNKS (as many chunks as segments) and END; both the rest.
     """
 
-    CALL = 1
-    CANCEL = 2
-    CREDIT = 3
-    REPLY = 4
-    ERROR = 5
-    CHUNK = 6
-    END = 7
-    HELLO = 8
-    AUTH = 9
-    GOAWAY = 10
-    PING = 11
-    PONG = 12
-    CHUNKS = 13
+    CALL: Final = 1
+    CANCEL: Final = 2
+    CREDIT: Final = 3
+    REPLY: Final = 4
+    ERROR: Final = 5
+    CHUNK: Final = 6
+    END: Final = 7
+    HELLO: Final = 8
+    AUTH: Final = 9
+    GOAWAY: Final = 10
+    PING: Final = 11
+    PONG: Final = 12
+    CHUNKS: Final = 13
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -78,31 +77,11 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     proof: bytes = b""
 
 
-class CallHeader(msgspec.Struct, array_like=True, frozen=True):
-    """A call. The deadline travels as the time left, since clocks differ between machines."""
+CallHeader: TypeAlias = tuple[float | None, str, Call]
+"""Seconds until the deadline (clocks differ between machines), the media type, the call."""
 
-    service: str
-    endpoint: str
-    request_id: str
-    remaining_s: float | None
-    content_type: str
-    accept: str
-    internal: bool = False
-    idempotent: bool = False
-    priority: int = 0
-    attempt: int = 0
-    affinity_key: str = ""
-    traceparent: str = ""
-    headers: bytes = b""
-
-
-class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
-    """An answer, or the start of a stream of chunks; carries the replica's load."""
-
-    content_type: str
-    load: Load = Load()
-    queue_s: float = 0.0
-    stream: bool = False
+ReplyHeader: TypeAlias = tuple[str, Load, float, bool]
+"""Media type, the replica's load, seconds in its queue; and whether a stream of chunks follows."""
 
 
 class ErrorHeader(msgspec.Struct, array_like=True, frozen=True):
@@ -117,13 +96,12 @@ class ErrorHeader(msgspec.Struct, array_like=True, frozen=True):
     load: Load = Load()
 
 
-class Frame(NamedTuple):
-    """One frame as received; segments of a large one are views of its buffer."""
+Frame: TypeAlias = tuple[int, int, Buffer, list[Buffer]]
+"""Kind, id, header and segments of one frame as received.
 
-    kind: int
-    id: int
-    header: Buffer
-    segments: list[Buffer]
+The header is a view that holds until the next frame is taken; segments of a large frame are views
+of a buffer of its own.
+"""
 
 
 def encode(
@@ -183,13 +161,13 @@ class FrameReader:
         self._ring = bytearray(4 * LARGE)
         self._view = memoryview(self._ring)
         self._start = self._end = 0
-        self._large: memoryview | None = None
+        self._large: bytearray | None = None
         self._filled = 0
 
     def get_buffer(self) -> memoryview:
         """Return where the next bytes go; never empty."""
         if self._large is not None:
-            return self._large[self._filled :]
+            return memoryview(self._large)[self._filled :]
         if self._end == len(self._ring):
             self._compact()
         return self._view[self._end :]
@@ -205,21 +183,22 @@ class FrameReader:
             if self._filled < len(self._large):
                 return
             large, self._large = self._large, None
-            yield self._parse(large, 0, len(large), copy=False)
+            view = memoryview(large)
+            yield _parse(large, view, view, 0, len(large))
             return
         self._end += count
-        view = self._view
+        ring, view = self._ring, self._view
         while (available := self._end - self._start) >= 4:
-            total = 4 + _SIZE.unpack_from(view, self._start)[0]
+            total = 4 + _SIZE.unpack_from(ring, self._start)[0]
             if total > self.max_frame or total < _PREFIX_BYTES:
                 raise WireError(
                     f"frame of {total} bytes; allowed are {_PREFIX_BYTES} to {self.max_frame}"
                 )
             if available >= total:
                 start, self._start = self._start, self._start + total
-                yield self._parse(view, start, total, copy=True)
+                yield _parse(ring, view, ring, start, total)
             elif total >= LARGE:
-                self._large = memoryview(bytearray(total))
+                self._large = bytearray(total)
                 self._large[:available] = view[self._start : self._end]
                 self._filled = available
                 self._start = self._end = 0
@@ -236,35 +215,37 @@ class FrameReader:
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
 
-    @staticmethod
-    def _parse(view: memoryview, start: int, total: int, *, copy: bool) -> Frame:
-        prefix: tuple[int, int, int, int, int] = _PREFIX.unpack_from(view, start)
-        _, id_, kind, count, header_size = prefix
-        end = start + total
-        at = start + _PREFIX_BYTES + header_size
-        header = bytes(view[start + _PREFIX_BYTES : at])
-        if not count:
-            if at != end:
-                raise WireError("frame has bytes behind its header")
-            return Frame(kind, id_, header, [])
-        if at + 4 * count > end:
-            raise WireError("frame ends within its segment table")
-        if count == 1:  # nearly all of them
-            (size,) = _SIZE.unpack_from(view, at)
-            at += 4 + (-(at + 4 - start) & 7)
-            if at + size != end:
-                raise WireError("the segment is longer or shorter than its frame")
-            return Frame(kind, id_, header, [bytes(view[at:end]) if copy else view[at:end]])
-        sizes: tuple[int, ...] = _table(count).unpack_from(view, at)
-        at += 4 * count
-        segments: list[Buffer] = []
-        for size in sizes:
-            at += -(at - start) & 7
-            part = view[at : at + size]
-            if at + size > end:
-                raise WireError("segments are longer than their frame")
-            segments.append(bytes(part) if copy else part)
-            at += size
+
+def _parse(
+    data: bytearray, view: memoryview, segments_of: bytearray | memoryview, start: int, total: int
+) -> Frame:
+    """Cut up one frame of `data`, which `view` shows; slices of `segments_of` are its segments."""
+    prefix: tuple[int, int, int, int, int] = _PREFIX.unpack_from(data, start)
+    _, id_, kind, count, header_size = prefix
+    end = start + total
+    at = start + _PREFIX_BYTES + header_size
+    header = view[start + _PREFIX_BYTES : at]
+    if not count:
         if at != end:
-            raise WireError("frame has bytes behind its segments")
-        return Frame(kind, id_, header, segments)
+            raise WireError("frame has bytes behind its header")
+        return kind, id_, header, []
+    if at + 4 * count > end:
+        raise WireError("frame ends within its segment table")
+    if count == 1:  # nearly all of them
+        (size,) = _SIZE.unpack_from(data, at)
+        at += 4 + (-(at + 4 - start) & 7)
+        if at + size != end:
+            raise WireError("the segment is longer or shorter than its frame")
+        return kind, id_, header, [segments_of[at:end]]
+    sizes: tuple[int, ...] = _table(count).unpack_from(data, at)
+    at += 4 * count
+    segments: list[Buffer] = []
+    for size in sizes:
+        at += -(at - start) & 7
+        if at + size > end:
+            raise WireError("segments are longer than their frame")
+        segments.append(segments_of[at : at + size])
+        at += size
+    if at != end:
+        raise WireError("frame has bytes behind its segments")
+    return kind, id_, header, segments

@@ -51,9 +51,10 @@ class Greeting:
         Raises:
             WireError: It is no greeting, of another protocol, or its proof is wrong.
         """
+        kind, _, header, _ = frame
         answer: list[Buffer] = []
-        if frame.kind == Kind.HELLO and self.peer is None:
-            peer = self.peer = _unpack(frame.header)
+        if kind == Kind.HELLO and self.peer is None:
+            peer = self.peer = _unpack(header)
             if peer.protocol != PROTOCOL:
                 raise WireError(
                     f"the peer speaks protocol {peer.protocol}, this side {PROTOCOL}; "
@@ -69,10 +70,10 @@ class Greeting:
                 self._check(peer.proof, self._proof(b"client", self._nonce, peer.nonce))
                 proof = self._proof(b"server", peer.nonce, self._nonce)
                 answer = encode(Kind.AUTH, 0, proof)
-        elif frame.kind == Kind.AUTH and self._secret and self._client and self.peer is not None:
-            self._check(frame.header, self._proof(b"server", self._nonce, self.peer.nonce))
+        elif kind == Kind.AUTH and self._secret and self._client and self.peer is not None:
+            self._check(header, self._proof(b"server", self._nonce, self.peer.nonce))
         else:
-            raise WireError(f"frame of kind {frame.kind} within the greeting")
+            raise WireError(f"frame of kind {kind} within the greeting")
         self.done = True
         return answer
 

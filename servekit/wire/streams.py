@@ -24,6 +24,7 @@ class IncomingStream:
         grant: Sends credit for that many chunks to the sender.
         finish: Called once when the stream is over; True when it was closed before its end, so
             the sender must be told to stop.
+        deadline: When it ends with an error, on `now`'s clock; for the caller.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class IncomingStream:
         loop: asyncio.AbstractEventLoop,
         grant: Callable[[int], None],
         finish: Callable[[bool], None],
+        deadline: float | None = None,
     ) -> None:
         self._loop = loop
         self._grant = grant
         self._finish = finish
+        self.deadline = deadline
         self._chunks: deque[Payload] = deque()
         self._taken = 0
         self._ended = self._finished = False

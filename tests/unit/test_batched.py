@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import servekit as sk
-from servekit.core.call import BINARY, JSON, MSGPACK, Call, Payload, now
+from servekit.core.call import BINARY, JSON, MSGPACK, Payload, now
 from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import (
     DeadlineExceeded,
@@ -21,6 +21,7 @@ from servekit.errors import (
     UnsupportedMedia,
 )
 from servekit.spec.body import pack, unpack
+from tests.calls import make_call
 
 
 class Gate:
@@ -488,7 +489,7 @@ async def test_a_batch_has_no_current_request(name, start, ask, caplog):
             return [await asyncio.to_thread(lambda: sk.context().request_id) for _ in xs]
 
     replica = await start(S)
-    CURRENT.set(RequestContext(request_id="of another call"))  # as in a service that calls this one
+    CURRENT.set(RequestContext(make_call("S", "f")))  # as in a service that calls this one
     for _ in range(2):
         with pytest.raises(ExecutionError):
             await ask(replica, name, 1)
@@ -521,7 +522,7 @@ class Arrays:
 
 async def send(replica, endpoint, array):
     payload = Payload(MSGPACK, (pack(array),))
-    reply = await replica(Call("S", endpoint, payload, request_id="r", accept=MSGPACK))
+    reply = await replica(make_call("S", endpoint, payload, request_id="r", accept=MSGPACK))
     return unpack(reply.payload.segments[0])
 
 
@@ -657,6 +658,6 @@ async def test_a_wrong_item_of_a_clients_batch_fails_alone(start, ask):
 async def test_a_clients_batch_is_answered_in_json_only(start):
     replica = await start(Picky)
     payload = Payload(JSON, (json.dumps([2]).encode(),))
-    call = Call("S", "named/batch", payload, request_id="r", accept=BINARY)
+    call = make_call("S", "named/batch", payload, request_id="r", accept=BINARY)
     with pytest.raises(UnsupportedMedia):
         await replica(call)

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from servekit.core import call as call_module
-from servekit.core.call import BINARY, JSON, Call, Payload, Reply, new_request_id
+from servekit.core.call import BINARY, JSON, Payload, Reply, new_request_id
 from servekit.core.context import CURRENT, Headers, RequestContext, current
 from servekit.errors import ServekitError
+from tests.calls import make_call
 
 
 def a_call(**settings):
-    return Call("S", "e", Payload(JSON, (b"{}",)), request_id="r", **settings)
+    return make_call("S", "e", Payload(JSON, (b"{}",)), request_id="r", **settings)
 
 
 def test_request_ids_are_fresh_and_hex():
@@ -89,10 +90,10 @@ def test_a_context_is_that_of_its_call():
     call = a_call(
         deadline=5.0, traceparent="00-1", attempt=2, headers=msgspec.msgpack.encode([["a", "b"]])
     )
-    context = RequestContext.of(call)
+    context = RequestContext(call)
     assert (context.request_id, context.deadline, context.traceparent) == ("r", 5.0, "00-1")
     assert (context.attempt, context.headers["a"], context.cancelled) == (2, "b", False)
-    context.cancel()
+    context.cancelled = True
     assert context.cancelled
     assert "cancelled=True" in repr(context)
 
@@ -100,7 +101,7 @@ def test_a_context_is_that_of_its_call():
 def test_there_is_no_current_context_outside_of_a_call():
     with pytest.raises(ServekitError, match="no current request"):
         current()
-    context = RequestContext(request_id="x")
+    context = RequestContext(a_call())
     token = CURRENT.set(context)
     assert current() is context
     CURRENT.reset(token)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 import servekit as sk
-from servekit.core.call import now
+from servekit.core.call import JSON, Payload, now
+from servekit.core.context import RequestContext
 from servekit.errors import (
     BadRequest,
     Cancelled,
@@ -19,6 +20,7 @@ from servekit.errors import (
     NotFound,
     Overloaded,
 )
+from tests.calls import make_call
 
 ONE = sk.Limits(max_ongoing=1, max_queued=1)
 
@@ -379,11 +381,9 @@ async def test_wrong_input_takes_no_slot(body, error, start, ask):
 
 
 async def test_a_body_that_is_no_json(start):
-    from servekit.core.call import JSON, Call, Payload
-
     replica = await start(Fails)
     with pytest.raises(BadRequest):
-        await replica(Call("S", "sync", Payload(JSON, (b"{",)), request_id="r"))
+        await replica(make_call("S", "sync", Payload(JSON, (b"{",)), request_id="r"))
     assert quiet(replica)
 
 
@@ -559,20 +559,18 @@ async def test_a_sync_generator_that_is_slow_to_its_first_chunk_may_be_cancelled
 
 
 async def test_a_thread_does_not_begin_work_that_nobody_wants(start, ask, until):
-    from servekit.core.context import RequestContext
-
     @sk.service
     class S:
         @sk.endpoint
         def work(self) -> None: ...
 
     replica = await start(S)
-    handler, _ = replica._handlers["work"]
+    runner, _ = replica._runners["work"]
     context = RequestContext()
-    context.cancel()
-    handler._slots.take()
-    handler._meter.ongoing += 1
-    handler._meter.running += 1
+    context.cancelled = True
+    runner._slots.take()
+    runner._meter.ongoing += 1
+    runner._meter.running += 1
     with pytest.raises(Cancelled):
-        await handler._in_thread(context, pytest.fail)
+        await runner._in_thread(context, pytest.fail)
     assert quiet(replica)

@@ -28,7 +28,7 @@ def frames(buffers) -> list[Frame]:
 
 
 def hello(**fields) -> Frame:
-    return Frame(Kind.HELLO, 0, pack(Hello(**fields)), [])
+    return Kind.HELLO, 0, pack(Hello(**fields)), []
 
 
 def talk(one: Greeting, other: Greeting) -> list[Frame]:
@@ -57,8 +57,8 @@ def test_both_sides_learn_who_the_other_is(secret):
 
 def test_the_secret_itself_is_never_sent():
     said = talk(greeting(client=True, secret=SECRET), greeting(client=False, secret=SECRET))
-    assert all(SECRET not in bytes(frame.header) for frame in said)
-    assert [frame.kind for frame in said] == [Kind.HELLO, Kind.HELLO, Kind.AUTH]
+    assert all(SECRET not in bytes(frame[2]) for frame in said)
+    assert [kind for kind, *_ in said] == [Kind.HELLO, Kind.HELLO, Kind.AUTH]
 
 
 def test_every_greeting_has_nonces_of_its_own():
@@ -66,7 +66,7 @@ def test_every_greeting_has_nonces_of_its_own():
         talk(greeting(client=True, secret=SECRET), greeting(client=False, secret=SECRET))
         for _ in range(50)
     ]
-    headers = {bytes(frame.header) for said in pairs for frame in said}
+    headers = {bytes(frame[2]) for said in pairs for frame in said}
     assert len(headers) == 150
 
 
@@ -74,7 +74,7 @@ def test_the_server_keeps_quiet_about_itself_until_it_must():
     # Who challenges first learns nothing but the name; the client proves itself before the server.
     server = greeting(client=False, secret=SECRET)
     (first,) = frames(server.start())
-    assert msgspec.msgpack.decode(first.header, type=Hello).proof == b""
+    assert msgspec.msgpack.decode(first[2], type=Hello).proof == b""
     assert greeting(client=True, secret=SECRET).start() == []
 
 
@@ -102,14 +102,14 @@ def test_a_server_that_does_not_know_the_secret_is_refused_by_the_client():
     assert not client.done
     for proof in (b"", b"p" * 32):
         with pytest.raises(WireError, match="does not know"):
-            client.receive(Frame(Kind.AUTH, 0, proof, []))
+            client.receive((Kind.AUTH, 0, proof, []))
     assert not client.done
 
 
 def test_a_recorded_greeting_can_not_be_replayed():
     said = talk(greeting(client=True, secret=SECRET), greeting(client=False, secret=SECRET))
     recorded = said[1]
-    assert msgspec.msgpack.decode(recorded.header, type=Hello).proof
+    assert msgspec.msgpack.decode(recorded[2], type=Hello).proof
     server = greeting(client=False, secret=SECRET)
     server.start()
     with pytest.raises(WireError, match="does not know"):
@@ -120,9 +120,9 @@ def test_a_proof_can_not_be_reflected():
     # Somebody without the secret lets the client prove itself, and sends that proof back as AUTH.
     client = greeting(client=True, secret=SECRET)
     (answer,) = frames(client.receive(hello(nonce=b"n" * 16)))
-    proof = msgspec.msgpack.decode(answer.header, type=Hello).proof
+    proof = msgspec.msgpack.decode(answer[2], type=Hello).proof
     with pytest.raises(WireError, match="does not know"):
-        client.receive(Frame(Kind.AUTH, 0, proof, []))
+        client.receive((Kind.AUTH, 0, proof, []))
 
 
 def test_the_server_s_own_challenge_can_not_be_sent_back_to_it():
@@ -161,13 +161,15 @@ def test_another_protocol_is_refused_with_a_hint(protocol, secret):
     assert not side.done
 
 
-@pytest.mark.parametrize("kind", [k for k in Kind if k != Kind.HELLO])
+@pytest.mark.parametrize(
+    "kind", [k for k in vars(Kind).values() if isinstance(k, int) and k != Kind.HELLO]
+)
 @pytest.mark.parametrize("secret", [b"", SECRET])
 @pytest.mark.parametrize("client", [True, False])
 def test_nothing_else_comes_first(kind, secret, client):
     side = greeting(client=client, secret=secret)
     with pytest.raises(WireError, match="within the greeting"):
-        side.receive(Frame(kind, 0, b"", []))
+        side.receive((kind, 0, b"", []))
     assert not side.done
 
 
@@ -181,14 +183,14 @@ def test_a_second_hello_is_refused():
 def test_a_server_takes_no_auth():
     server = greeting(client=False, secret=SECRET)
     with pytest.raises(WireError, match="within the greeting"):
-        server.receive(Frame(Kind.AUTH, 0, b"p" * 32, []))
+        server.receive((Kind.AUTH, 0, b"p" * 32, []))
 
 
 @given(header=st.binary(max_size=100), client=st.booleans(), secret=st.sampled_from([b"", SECRET]))
 def test_any_header_is_refused_or_a_hello(header, client, secret):
     side = greeting(client=client, secret=secret)
     try:
-        side.receive(Frame(Kind.HELLO, 0, header, []))
+        side.receive((Kind.HELLO, 0, header, []))
     except (WireError, msgspec.DecodeError):
         assert not side.done
     else:
@@ -199,5 +201,5 @@ def test_any_header_is_refused_or_a_hello(header, client, secret):
 def test_what_is_said_fits_into_one_small_frame():
     for side in (greeting(client=True), greeting(client=False, secret=SECRET)):
         (frame,) = frames(side.start())
-        assert (frame.kind, frame.id) == (Kind.HELLO, 0)
+        assert frame[:2] == (Kind.HELLO, 0)
     assert len(b"".join(encode(Kind.HELLO, 0, pack(CLIENT)))) < 4096

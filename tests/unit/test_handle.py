@@ -21,6 +21,7 @@ from servekit.errors import (
 )
 from servekit.runtime.handle import Options, ServiceHandle
 from servekit.spec.definition import definition
+from tests.calls import make_call
 
 
 class Probe:
@@ -343,11 +344,16 @@ async def test_a_call_takes_over_what_its_context_knows():
     calls = []
     handle = recorder(Child, calls)
     headers = msgspec.msgpack.encode([[b"X-Tenant", b"a"]])
-    from servekit.core.context import Headers
-
-    context = RequestContext(
-        request_id="id", deadline=now() + 5, headers=Headers(headers), traceparent="00-t", attempt=1
+    served = make_call(
+        "parent",
+        "f",
+        request_id="id",
+        deadline=now() + 5,
+        headers=headers,
+        traceparent="00-t",
+        attempt=1,
     )
+    context = RequestContext(served)
     token = CURRENT.set(context)
     for method in (
         handle.double,
@@ -384,8 +390,8 @@ async def test_options_make_another_handle():
 async def test_a_cancelled_context_makes_no_calls():
     calls = []
     handle = recorder(Child, calls)
-    context = RequestContext(request_id="id")
-    context.cancel()
+    context = RequestContext(make_call("parent", "f", request_id="id"))
+    context.cancelled = True
     token = CURRENT.set(context)
     with pytest.raises(Cancelled):
         handle.double.remote(1)

@@ -9,7 +9,9 @@ from contextvars import copy_context
 
 import pytest
 
+from servekit.core.context import CURRENT, RequestContext
 from servekit.observe import log
+from tests.calls import make_call
 
 CLOCK = r"\d\d:\d\d:\d\d\.\d\d\d "
 
@@ -94,7 +96,7 @@ def test_the_request_id_is_on_every_line_of_its_context(lines):
     read = lines("json")
 
     def work():
-        log.request_id.set("r-1")
+        CURRENT.set(RequestContext(make_call("S", "e", request_id="r-1")))
         log.get_logger("servekit.x").info("ours")
         logging.getLogger("some.library").warning("theirs %d", 7)
         logging.getLogger("user.code").info("the user's")

@@ -21,10 +21,11 @@ from servekit.errors import (
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, Listener
+from tests.calls import make_call
 
 
 def a_call(service: str = "S", body: bytes = b"{}", **settings) -> Call:
-    return Call(service, "e", Payload(JSON, (body,)), request_id="r", **settings)
+    return make_call(service, "e", Payload(JSON, (body,)), request_id="r", **settings)
 
 
 class Replica:

@@ -14,12 +14,13 @@ from servekit.errors import ConfigError, ReplicaLost, WireError
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello, Kind, encode
 from servekit.wire.sockets import Address, Listener, connect
+from tests.calls import make_call
 
 SECRET = b"0123456789abcdef"
 
 
 def a_call(body: bytes = b"{}") -> Call:
-    return Call("S", "e", Payload(JSON, (body,)), request_id="r")
+    return make_call("S", "e", Payload(JSON, (body,)), request_id="r")
 
 
 async def echo(call: Call) -> Reply:
@@ -159,9 +160,9 @@ async def test_draining_takes_no_new_connections(folder, until):
     await listener.open()
     connection = await connect(address, client())
     old = asyncio.create_task(connection.call(a_call(b"old")))
-    await until(lambda: any(c._serving for c in listener.connections))
+    await until(lambda: any(c._callee._running for c in listener.connections))
     drained = asyncio.create_task(listener.drain())
-    await until(lambda: connection.draining)
+    await until(lambda: not connection.usable)
     with pytest.raises(ReplicaLost):
         await connection.call(a_call())
     with pytest.raises(OSError):

@@ -1,0 +1,218 @@
+"""One request for an endpoint, and the way its answer goes back over the client's connection.
+
+The short way around ASGI: no scope, no messages, and an answer leaves as one write. uvicorn's
+protocol keeps an `Exchange` where it keeps its own cycle of request and response, so both take
+turns on one connection.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+
+from servekit.core.call import Buffer
+from servekit.gateway.routes import Route
+
+_JOIN_BYTES: Final = 64 * 1024
+
+
+class Wire(Protocol):
+    """What an exchange needs of the connection it came by."""
+
+    def write(self, data: Buffer) -> None:
+        """Send bytes."""
+        ...
+
+    def status_line(self, status: int) -> bytes:
+        """Return the first line of an answer, with the headers that all answers have."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until the client reads again."""
+        ...
+
+    def answered(self, *, keep_alive: bool) -> None:
+        """Go on with the next request, or hang up."""
+        ...
+
+    def abort(self) -> None:
+        """Hang up within an answer."""
+        ...
+
+
+class Exchange:
+    """A request whose head is here, and whose answer is due.
+
+    Args:
+        wire: Its connection.
+        methods: Routes of its path, by method.
+        method: Its method.
+        query: Behind the `?` of its URL.
+        headers: Names in lower case, with their values.
+        http10: The client speaks HTTP/1.0, which knows no chunks.
+        keep_alive: The client wants to send more over this connection.
+        expects: The client waits for "100 Continue" before it sends the body.
+
+    Attributes:
+        route: The route of its method; None if the path has no such method.
+        response_complete: The answer has been sent; uvicorn's name.
+        disconnected: The client is gone; uvicorn's name.
+        task: Ended when the client leaves.
+    """
+
+    __slots__ = (
+        "_body",
+        "_chunked",
+        "_expects",
+        "_http10",
+        "_more",
+        "_size",
+        "_waiter",
+        "_wire",
+        "disconnected",
+        "headers",
+        "keep_alive",
+        "method",
+        "methods",
+        "query",
+        "response_complete",
+        "route",
+        "task",
+    )
+
+    def __init__(
+        self,
+        wire: Wire,
+        methods: Mapping[bytes, Route],
+        method: bytes,
+        query: bytes,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        http10: bool,
+        keep_alive: bool,
+        expects: bool,
+    ) -> None:
+        self._wire = wire
+        self.methods = methods
+        self.method = method
+        self.route = methods.get(method)
+        self.query = query
+        self.headers = headers
+        self._http10 = http10
+        self.keep_alive = keep_alive
+        self._expects = expects
+        self._body: list[bytes] = []
+        self._size = 0
+        self._more = True
+        self._waiter: asyncio.Future[None] | None = None
+        self._chunked = False
+        self.response_complete = False
+        self.disconnected = False
+        self.task: asyncio.Task[Any] | None = None
+
+    def run_asgi(self, app: Callable[["Exchange"], Awaitable[None]]) -> Awaitable[None]:
+        """Return the work that answers it; uvicorn's name."""
+        return app(self)
+
+    # -- the request, as it comes ------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Take a part of the body; what nobody will read is dropped."""
+        if not self.response_complete:
+            self._size += len(data)
+            if self.route is None or self._size <= self.route.max_body:
+                self._body.append(data)
+            else:
+                self._wake()
+
+    def end(self) -> None:
+        """Take the end of the body."""
+        self._more = False
+        self._wake()
+
+    def leave(self) -> None:
+        """Take note that the client is gone."""
+        if not self.response_complete:
+            self.disconnected = True
+            if self.task is not None:
+                self.task.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def read(self, limit: int) -> bytes | None:
+        """Return the whole body, or None once it is larger than `limit` bytes."""
+        if self._more and self._expects:
+            self._expects = False
+            self._wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while self._more and self._size <= limit:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._size > limit:
+            return None
+        parts = self._body
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # -- the answer --------------------------------------------------------------------------
+
+    def send(self, status: int, head: bytes, body: Buffer) -> None:
+        """Send an answer of one piece.
+
+        Args:
+            status: Status code.
+            head: Header lines, each with its line end.
+            body: Whole.
+        """
+        if self.disconnected:
+            return
+        start = self._wire.status_line(status)
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        if self.method == b"HEAD":
+            body = b""
+        if len(body) < _JOIN_BYTES:
+            self._wire.write(b"".join((start, head, close, length, body)))
+        else:
+            self._wire.write(b"".join((start, head, close, length)))
+            self._wire.write(body)
+        self._complete()
+
+    def begin(self, head: bytes) -> None:
+        """Start an answer of many pieces; its status is 200."""
+        if self.disconnected:
+            return
+        self._chunked = not self._http10
+        if self._http10:
+            self.keep_alive = False  # its end is that of the connection
+        parts = [self._wire.status_line(200), head]
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
+        self._wire.write(b"".join(parts))
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece, not empty, once the client has read most of those before."""
+        await self._wire.drain()
+        if not self.disconnected:
+            self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def finish(self, data: bytes = b"") -> None:
+        """Send the last piece, and end the answer."""
+        if self.disconnected:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        if data:
+            self._wire.write(data)
+        self._complete()
+
+    def abort(self) -> None:
+        """End the answer where it is, so that the client sees that it has no end."""
+        if not self.response_complete:
+            self.response_complete = True
+            self._wire.abort()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self._body.clear()
+        self._wire.answered(keep_alive=self.keep_alive)
