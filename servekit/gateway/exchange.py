@@ -13,6 +13,8 @@ from servekit.core.call import Buffer
 from servekit.gateway.routes import Route
 
 _JOIN_BYTES: Final = 64 * 1024
+_MAX_ROOM: Final = 8 << 20  # what a client may have reserved by a header alone
+_MIN_LEFT: Final = 32 * 1024
 
 
 class Wire(Protocol):
@@ -100,7 +102,7 @@ class Exchange:
         self._http10 = http10
         self.keep_alive = keep_alive
         self._expects = expects
-        self._body: list[bytes] = []
+        self._body: list[Buffer] = []
         self._size = 0
         self._more = True
         self._waiter: asyncio.Future[None] | None = None
@@ -114,6 +116,34 @@ class Exchange:
         return app(self)
 
     # -- the request, as it comes ------------------------------------------------------------
+
+    def room(self) -> bytearray | None:
+        """Return a buffer of the body's declared size that begins with what is here of it.
+
+        None when it has no such size, is refused, or is nearly here.
+        """
+        if self.route is None or self.response_complete or not self._more:
+            return None
+        length = dict(self.headers).get(b"content-length", b"")
+        if not length.isdigit() or len(length) > 9:
+            return None
+        size = int(length)
+        if size > min(self.route.max_body, _MAX_ROOM) or size - self._size < _MIN_LEFT:
+            return None
+        body = bytearray(size)
+        body[: self._size] = b"".join(self._body)
+        return body
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body that have come."""
+        return self._size
+
+    def fill(self, body: bytearray) -> None:
+        """Take the whole body, in place of what was fed of it."""
+        self._body = [body]
+        self._size = len(body)
+        self.end()
 
     def feed(self, data: bytes) -> None:
         """Take a part of the body; what nobody will read is dropped."""
@@ -140,7 +170,7 @@ class Exchange:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def read(self, limit: int) -> bytes | None:
+    async def read(self, limit: int) -> Buffer | None:
         """Return the whole body, or None once it is larger than `limit` bytes."""
         if self._more and self._expects:
             self._expects = False

@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from math import inf
 from typing import Any, Final, Protocol, cast
 
+import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -19,8 +20,10 @@ from servekit.core.call import JSON, Buffer
 from servekit.errors import BadRequest, CallError, HeadTooLarge
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.routes import Methods
+from servekit.gateway.upload import Upload
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
+_LARGE: Final = 16 * 1024
 
 
 class Endpoints(Protocol):
@@ -70,6 +73,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if not self._in_head:
             self._head_bytes = 0
+            if len(data) >= _LARGE and self._exchange is not None and not self.pipeline:
+                self._upload(self._exchange)
         elif self._head_bytes > _MAX_HEAD_BYTES:
             self._too_large = True
             self.send_400_response("")
@@ -159,6 +164,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._exchange.end()
         else:
             super().on_message_complete()
+
+    def _upload(self, exchange: Exchange) -> None:
+        """Read the rest of a large body past the parser."""
+        body = exchange.room()
+        if body is not None and not self.transport.is_closing():
+            Upload(self.transport, self, exchange, body, self._uploaded)
+
+    def _uploaded(self) -> None:
+        # The old parser still waits for the body, of which it saw only the beginning.
+        self.parser = httptools.HttpRequestParser(self)
 
     # -- what an exchange needs --------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from servekit.core.call import BINARY, JSON, Call, Payload
+from servekit.core.call import BINARY, JSON, Buffer, Call, Payload
 from servekit.core.units import parse_seconds
 from servekit.errors import BadRequest, ConfigError, PayloadTooLarge
 from servekit.gateway.exchange import Exchange
@@ -98,7 +98,7 @@ def _timeout(value: bytes) -> float:
     return seconds
 
 
-async def read_body(route: Route, exchange: Exchange) -> bytes:
+async def read_body(route: Route, exchange: Exchange) -> Buffer:
     """Return the whole body, or the query as a document for GET.
 
     Raises:

@@ -16,7 +16,7 @@ from pydantic_core import SchemaValidator, ValidationError, from_json, to_json
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY, Buffer, Payload
 from servekit.errors import BadRequest, CallError, InvalidInput, SpecError, UnsupportedMedia
-from servekit.spec import body, fields, tensor
+from servekit.spec import body, fields, nulls, tensor
 from servekit.spec.adapter import FailFast, build, schema_kinds
 from servekit.spec.array import ArraySpec
 from servekit.spec.segment import BytesSpec
@@ -74,6 +74,7 @@ class Codec:
         self._validator = cast("SchemaValidator", self._adapter.validator)
         self._serializer = self._adapter.serializer
         self._finite: SchemaValidator | None = None
+        self._schema: dict[str, Any] | None = None
         kinds = schema_kinds(self._adapter)
         # Instances of classes may have been changed since they were checked.
         self._mutable = bool(kinds & {"model", "dataclass"})
@@ -207,7 +208,10 @@ class Codec:
             if kind == MSGPACK:
                 segments = [b""]
                 tree = self._tree(value, segments)
-                return Payload(MSGPACK, (body.to_msgpack(tree, segments),))
+                packed = body.to_msgpack(tree, segments)
+                if self._mutable and packed.find(b"\xc0") >= 0:
+                    self._refuse_stray_null(tree)
+                return Payload(MSGPACK, (packed,))
             document = self._document(value, None)
         except ValidationError as error:
             self._refuse(error)
@@ -221,11 +225,24 @@ class Codec:
     def _document(self, value: Any, segments: list[Buffer] | None) -> bytes:
         if not self._mutable:
             return self._serializer.to_json(value, context=segments, by_alias=True)
-        if self._writes_null and segments is None:
-            return self._serializer.to_json(value, warnings="error", by_alias=True)
         # By default a model writes NaN as null; as a tree it stays NaN.
         tree = self._tree(value, segments, round_trip=segments is not None)
-        return to_json(tree, inf_nan_mode="constants")
+        if self._writes_null and segments is None:
+            document = self._serializer.to_json(value, warnings="error", by_alias=True)
+        else:
+            document = to_json(tree, inf_nan_mode="constants")
+        if document.find(b"null") >= 0:
+            self._refuse_stray_null(tree)
+        return document
+
+    def _refuse_stray_null(self, tree: Any) -> None:
+        if self._schema is None:
+            try:
+                self._schema = self.json_schema("serialization")
+            except SpecError:
+                self._schema = {}
+        if (path := nulls.stray(tree, self._schema)) is not None:
+            self._fail("Input should not be None", body.path_text(path), "none_not_allowed")
 
     def _tree(self, value: Any, segments: list[Buffer] | None, *, round_trip: bool = False) -> Any:
         return self._serializer.to_python(

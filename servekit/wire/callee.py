@@ -64,7 +64,7 @@ class Callee:
     def lose(self) -> None:
         """Cancel everything that the peer waits for: the connection has ended."""
         for task in list(self._running.values()):
-            task.cancel()
+            _cancel_once(task)
 
     # -- what the peer sends -----------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class Callee:
         """Cancel a call, if it still runs."""
         if (task := self._running.get(id_)) is not None:
             # Not at once: a task cancelled before it began never runs, not even its `finally`.
-            self._loop.call_soon(task.cancel)
+            self._loop.call_soon(_cancel_once, task)
 
     def on_credit(self, id_: int, header: Buffer) -> None:
         """Take note that the peer wants more chunks of a stream."""
@@ -164,3 +164,9 @@ class Callee:
             short = msgspec.structs.replace(head, message=message, reason=error.code, fields=[])
             frame = encode(Kind.ERROR, id_, _pack(short))
         self._send(frame)
+
+
+def _cancel_once(task: asyncio.Task[None]) -> None:
+    """Cancel a task, but not again: that would cut its cleaning up short."""
+    if not task.cancelling():
+        task.cancel()

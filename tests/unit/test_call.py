@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from servekit.core import call as call_module
-from servekit.core.call import BINARY, JSON, Payload, Reply, new_request_id
+from servekit.core.call import BINARY, EMPTY, JSON, Call, Payload, Reply, new_request_id
 from servekit.core.context import CURRENT, Headers, RequestContext, current
 from servekit.errors import ServekitError
 from tests.calls import make_call
@@ -32,6 +32,17 @@ def test_remaining(monkeypatch):
     assert a_call().remaining() is None
     assert a_call(deadline=101.5).remaining() == 1.5
     assert a_call(deadline=99.0).remaining() == -1.0
+
+
+def test_a_call_is_its_header_and_what_is_set_beside_it_stays():
+    sent = a_call(deadline=5.0, retries=7, priority=3, headers=b"h")
+    got = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Call)
+    assert [getattr(got, name) for name in got.__struct_fields__] == [
+        getattr(sent, name) for name in sent.__struct_fields__
+    ]
+    fresh = Call("S", "e")
+    for call in (got, fresh):
+        assert (call.payload, call.deadline, call.retries) == (EMPTY, None, 2)
 
 
 async def test_closing_a_reply_closes_its_stream():

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator
+from math import ceil
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +26,7 @@ from servekit.errors import (
 from servekit.wire import memory
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Frame, FrameReader, Hello, Kind, encode
+from servekit.wire.outbox import BURST
 from servekit.wire.streams import WINDOW
 from tests.calls import make_call
 
@@ -202,7 +205,8 @@ async def test_ping():
         assert not client._caller._pings
 
 
-async def test_answers_of_one_turn_leave_in_one_write(monkeypatch):
+@pytest.mark.parametrize("count", [1, BURST, 50])
+async def test_answers_of_one_turn_leave_together(count, monkeypatch):
     writes = []
     real = memory.MemoryTransport.write
     monkeypatch.setattr(
@@ -210,8 +214,8 @@ async def test_answers_of_one_turn_leave_in_one_write(monkeypatch):
     )
     async with joined(echo) as (client, _):
         writes.clear()
-        await asyncio.gather(*(client.call(a_call()) for _ in range(50)))
-        assert len(writes) == 2
+        await asyncio.gather(*(client.call(a_call()) for _ in range(count)))
+        assert len(writes) == 2 * ceil(count / BURST)
 
 
 # -- errors
@@ -363,10 +367,29 @@ async def test_a_deadline_that_has_passed_sends_nothing():
         assert handler.began == 0
 
 
-async def test_an_answer_in_time_forgets_the_deadline():
+async def test_a_connection_that_has_ended_looks_for_no_deadlines():
     async with joined(echo) as (client, _):
         await client.call(a_call(deadline=now() + 60))
-        assert len(client._deadlines) == 0
+        assert client.ongoing == 0
+        await client.close()
+        assert client._caller._sweeper.cancelled()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_on_a_real_loop_no_deadline_fires_early(new_loop):
+    async def main() -> None:
+        async def wait(after_s: float) -> None:
+            deadline = now() + after_s
+            with pytest.raises(DeadlineExceeded):
+                await client.call(a_call(deadline=deadline))
+            assert now() >= deadline
+
+        async with joined(Waiter()) as (client, server):
+            await asyncio.gather(*map(wait, (0.02, 0.001, 0.013, 0.0125, 0.0131, 0.02)))
+            await server.drained()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
 
 
 # -- streams
@@ -836,9 +859,12 @@ async def test_call_and_cancel_in_one_packet_leave_nothing_behind():
     data=st.binary(max_size=60)
     | st.builds(
         frame,
-        st.sampled_from(list(Kind)),
+        st.sampled_from([kind for kind in vars(Kind).values() if isinstance(kind, int)]),
         st.integers(0, 3),
-        st.binary(max_size=20) | st.just(pack(CALL)) | st.just(pack(["a", "b"])),
+        st.binary(max_size=20)
+        | st.just(pack(CALL))
+        | st.just(pack([0.001, *CALL[1:]]))
+        | st.just(pack(["a", "b"])),
         st.lists(st.binary(max_size=9), max_size=2),
     ),
     again=st.integers(1, 3),
@@ -860,3 +886,40 @@ def test_any_bytes_of_a_greeted_peer_end_its_connection_at_most(data, again):
         assert not failures
 
     asyncio.run(attack())
+
+
+# -- cleaning up
+
+
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("end", ["dropped", "lost"])
+async def test_a_generator_may_clean_up_whenever_its_caller_leaves(turns, end):
+    log = []
+
+    async def handler(call: Call) -> Reply:
+        async def chunks():
+            log.append("begun")
+            try:
+                yield Payload(JSON, (b"1",))
+                await asyncio.sleep(10)
+            finally:
+                await asyncio.sleep(0.01)
+                log.append("cleaned up")
+
+        return Reply(stream=chunks())
+
+    async with joined(handler) as (client, server):
+        task = asyncio.create_task(client.call(a_call()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        del task
+        gc.collect()
+        if end == "lost":
+            await asyncio.sleep(0)
+            client.abort()
+        await asyncio.sleep(0.03)
+        await server.drained()
+    assert log in ([], ["begun", "cleaned up"])

@@ -88,6 +88,15 @@ def test_hundreds_of_frames_wrap_the_buffer_around():
     assert got == sent
 
 
+@given(sent=st.lists(frames, max_size=8), places=st.lists(st.integers(0, 1 << 16), max_size=20))
+def test_segments_outlive_their_frame(sent, places):
+    reader = FrameReader(MAX)
+    data = b"".join(map(wire, sent))
+    kept = [segments for *_, segments in feed(reader, cut(data, places))]
+    reader._view[:] = bytes(len(reader._view))
+    assert [list(map(bytes, segments)) for segments in kept] == [frame[3] for frame in sent]
+
+
 def test_a_large_frame_is_used_where_it_was_received():
     parts = [b"x" * 1001, b"", b"y" * (2 * LARGE), b"z" * 13]
     data = wire((Kind.REPLY, 9, b"head", parts))

@@ -1,17 +1,18 @@
-"""The gateway's ASGI app against a handler of the test's own: requests in, calls and bytes out."""
+"""The gateway against a handler and a wire of the test's own: requests in, calls and bytes out."""
 
 import asyncio
 import enum
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Final, Literal
 
+import httptools
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import servekit as sk
-from servekit.core.call import BINARY, JSON, MSGPACK, Call, Payload, Reply, now
+from servekit.core.call import BINARY, JSON, MSGPACK, Buffer, Call, Payload, Reply, now
 from servekit.errors import (
     CallError,
     InvalidInput,
@@ -19,7 +20,8 @@ from servekit.errors import (
     Overloaded,
     Unavailable,
 )
-from servekit.gateway.http import TASK, Gateway
+from servekit.gateway.exchange import Exchange
+from servekit.gateway.http import Gateway
 from servekit.gateway.request import query_document
 from servekit.observe.families import Families
 from servekit.observe.metrics import Metrics
@@ -91,6 +93,37 @@ class Endless:
 SPEC = describe(App)
 
 
+LEAVES: Final = object()
+"""In place of a part of a body: the client hangs up."""
+
+STALLS: Final = object()
+"""In place of a part of a body: nothing more comes."""
+
+
+class Wire:
+    """A connection that keeps what is written; nobody reads behind it."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.kept_alive: list[bool] = []
+        self.aborted = False
+
+    def write(self, data: Buffer) -> None:
+        self.written.append(bytes(data))
+
+    def status_line(self, status: int) -> bytes:
+        return b"HTTP/1.1 %d Text\r\n" % status
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+
+    def answered(self, *, keep_alive: bool) -> None:
+        self.kept_alive.append(keep_alive)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
 class Client:
     """One gateway, its handler's calls, and what it sends."""
 
@@ -98,11 +131,9 @@ class Client:
         self.calls: list[Call] = []
         self.reply: object = None
         self.metrics = Metrics()
-        self.gateway = Gateway(self._handle, self._rest, Families(self.metrics))
+        self.gateway = Gateway(self._handle, Families(self.metrics))
         self.gateway.serve(spec)
-        self.rest: list[str] = []
-        self.sent: list[dict] = []
-        self.scope: dict = {}
+        self.wire = Wire()
 
     async def _handle(self, call: Call) -> Reply:
         self.calls.append(call)
@@ -112,37 +143,35 @@ class Client:
             return await self.reply(call)
         return self.reply or Reply(Payload(JSON, (b"7",)), version="7", replica="App-0")
 
-    async def _rest(self, scope, receive, send) -> None:
-        self.rest.append(scope.get("path", scope["type"]))
-
-    async def send(self, message) -> None:
-        self.sent.append(message)
-
-    async def request(self, path="/f", body=(b'{"n": 1}',), *, method="POST", query=b"", **headers):
-        self.sent = []
+    async def request(
+        self, url="/f", body=(b'{"n": 1}',), *, method="POST", http10=False, **headers
+    ) -> None:
+        """Make a request; a body of one part is here with its head, of more it comes in turns."""
+        methods, query = self.gateway.find(url.encode("latin-1"))
+        assert methods is not None, f"{url} is no endpoint"
         raw = [(k.replace("_", "-").encode(), v.encode("latin-1")) for k, v in headers.items()]
-        return await self.raw(path, body, method=method, query=query, headers=raw)
-
-    async def raw(self, path, body, *, method="POST", query=b"", headers=()):
-        messages = [
-            m
-            if isinstance(m, dict)
-            else {"type": "http.request", "body": m, "more_body": i + 1 < len(body)}
-            for i, m in enumerate(body)
-        ]
-
-        async def receive():
-            return messages.pop(0) if messages else {"type": "http.disconnect"}
-
-        self.scope = {
-            "type": "http",
-            "path": path,
-            "method": method,
-            "query_string": query,
-            "headers": list(headers),
-        }
-        await self.gateway(self.scope, receive, self.send)
-        return self
+        self.wire = Wire()
+        self.exchange = Exchange(
+            self.wire,
+            methods,
+            method.encode(),
+            query,
+            raw,
+            http10=http10,
+            keep_alive=not http10,
+            expects="expect" in headers,
+        )
+        task = asyncio.create_task(self.gateway.answer(self.exchange))
+        for part in body:
+            if len(body) > 1:
+                await asyncio.sleep(0)
+            if part is LEAVES:
+                self.exchange.leave()
+            elif part is not STALLS:
+                self.exchange.feed(part)
+        if STALLS not in body and LEAVES not in body:
+            self.exchange.end()
+        await task
 
     @property
     def call(self) -> Call:
@@ -150,21 +179,45 @@ class Client:
 
     @property
     def status(self) -> int:
-        starts = [m["status"] for m in self.sent if m["type"] == "http.response.start"]
-        assert len(starts) == 1
-        return starts[0]
+        return int(self.wire.written[0].split()[1])
 
     @property
     def headers(self) -> dict[str, str]:
-        return {k.decode(): v.decode("latin-1") for k, v in self.sent[0]["headers"]}
+        head, _, _ = self.wire.written[0].partition(b"\r\n\r\n")
+        lines = [line.partition(": ") for line in head.decode("latin-1").split("\r\n")[1:]]
+        headers = {name: value for name, _, value in lines}
+        assert len(headers) == len(lines)
+        return headers
+
+    @property
+    def chunks(self) -> list[bytes]:
+        """The parts of a chunked answer; the last one is empty if it has an end."""
+        assert self.headers["transfer-encoding"] == "chunked"
+        rest = b"".join(self.wire.written).partition(b"\r\n\r\n")[2]
+        chunks = []
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            chunks.append(rest[: int(size, 16)])
+            assert rest[len(chunks[-1]) :][:2] == b"\r\n"
+            rest = rest[len(chunks[-1]) + 2 :]
+        assert b"" not in chunks[:-1]
+        return chunks
 
     @property
     def body(self) -> bytes:
-        return b"".join(m["body"] for m in self.sent[1:])
+        if "transfer-encoding" in self.headers:
+            return b"".join(self.chunks)
+        return b"".join(self.wire.written).partition(b"\r\n\r\n")[2]
 
     @property
     def ended(self) -> bool:
-        return len(self.sent) > 1 and not self.sent[-1].get("more_body")
+        """The answer is whole, and its connection knows it."""
+        if "transfer-encoding" in self.headers:
+            ended = self.chunks[-1:] == [b""]
+        else:
+            ended = len(self.body) == int(self.headers["content-length"])
+        assert len(self.wire.kept_alive) == ended
+        return ended
 
     @property
     def error(self) -> dict:
@@ -336,7 +389,7 @@ async def test_a_body_that_grows_too_large(client, body, length):
 
 
 async def test_a_body_that_says_that_it_is_too_large_is_not_even_read(client):
-    await client.request(body=({"type": "must not be received"},), content_length="1001")
+    await client.request(body=(STALLS,), content_length="1001")
     assert client.status == 413
     assert client.calls == []
 
@@ -353,13 +406,40 @@ async def test_a_length_of_thousands_of_digits(client):
     assert client.status == 413
 
 
-@pytest.mark.parametrize(
-    "body", [({"type": "http.disconnect"},), (b"half", {"type": "http.disconnect"})]
-)
+@pytest.mark.parametrize("body", [(b"", LEAVES), (b"half", LEAVES), (b"half", b"more", LEAVES)])
 async def test_a_client_that_leaves_while_it_sends(client, body):
     await client.request(body=body)
     assert client.calls == []
+    assert client.wire.written == []
     assert [labels[-1] for labels in client.counted()] == ["499"]
+
+
+async def test_a_client_that_left_before_its_turn_is_no_request(client):
+    await client.request(body=(LEAVES,))
+    assert client.calls == []
+    assert client.wire.written == []
+    assert client.counted() == {}
+
+
+async def test_the_rest_of_a_refused_body_is_dropped(client):
+    await client.request(body=(b"x" * 1001, b"y" * 500, b"z" * 500))
+    assert client.status == 413
+    assert client.ended
+    assert client.calls == []
+
+
+@pytest.mark.parametrize("body", [(b"{}",), (b"{", b"}")])
+@pytest.mark.parametrize("expects", [True, False])
+async def test_a_client_that_waits_to_send_is_asked_for_its_body_once(client, body, expects):
+    await client.request(body=body, **({"expect": "100-continue"} if expects else {}))
+    asked = [w for w in client.wire.written if w == b"HTTP/1.1 100 Continue\r\n\r\n"]
+    assert len(asked) == (expects and len(body) > 1)
+    assert bytes(client.call.payload.segments[0]) == b"{}"
+
+
+async def test_a_body_that_is_refused_is_not_asked_for(client):
+    await client.request(body=(STALLS,), content_length="1001", expect="100-continue")
+    assert client.status == 413  # the first that was written
 
 
 # -- routes
@@ -374,21 +454,47 @@ async def test_routes(client):
     ]:
         await client.request(path)
         assert client.call.endpoint == endpoint
-    assert client.rest == []
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/f/", "/F", "/hidden", "/secret", "/f/batch", "/../f", ""]
+    ("url", "endpoint", "query"),
+    [
+        (b"/f?a=1&b=%20", "f", b"a=1&b=%20"),
+        (b"/f?", "f", b""),
+        (b"/f?/../x??", "f", b"/../x??"),
+        (b"/f#part", "f", b""),
+        (b"/%66", "f", b""),
+        (b"/%6D%61ny%2fbatch?x", "many/batch", b"x"),
+        (b"http://host/f", "f", b""),
+        (b"http://host:80/f?q", "f", b"q"),
+        (b"http://host/", "root", b""),
+        (b"/?q", "root", b"q"),
+    ],
 )
-async def test_what_is_no_endpoint_is_left_to_the_rest(client, path):
-    await client.request(path)
-    assert client.rest == [path]
-    assert client.calls == []
+def test_a_path_may_be_written_in_many_ways(client, url, endpoint, query):
+    methods, found = client.gateway.find(url)
+    assert methods[b"POST"].endpoint == endpoint
+    assert found == query
 
 
-async def test_other_scopes_are_left_to_the_rest(client):
-    await client.gateway({"type": "lifespan"}, None, None)
-    assert client.rest == ["lifespan"]
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/f/", "/F", "/hidden", "/secret", "/f/batch", "/../f", "//f", "/f%3Fq"]
+)
+@pytest.mark.parametrize("query", [b"", b"a=1"])
+def test_what_is_no_endpoint_is_left_to_the_rest(client, path, query):
+    url = path.encode() + (b"?" + query if query else b"")
+    assert client.gateway.find(url) == (None, query)
+    assert client.gateway.find(b"http://host" + url) == (None, query)
+
+
+def test_a_server_as_a_whole_is_no_endpoint(client):
+    assert client.gateway.find(b"*") == (None, b"")
+
+
+@pytest.mark.parametrize("url", [b"", b"?", b"/\xff", b"host:443", b"http://"])
+def test_what_is_no_url(client, url):
+    with pytest.raises(httptools.HttpParserError):
+        client.gateway.find(url)
 
 
 @pytest.mark.parametrize(
@@ -400,19 +506,31 @@ async def test_another_method(client, path, method, allow):
     assert client.status == 405
     assert client.headers["allow"] == allow
     assert client.error["code"] == "method_not_allowed"
+    assert client.calls == []
+
+
+@pytest.mark.parametrize("path", ["/f", "/f?q=1", "/find", "/tokens"])
+async def test_an_endpoint_has_no_head(client, path):
+    await client.request(path, (), method="HEAD")
+    assert client.status == 405
+    assert client.headers["allow"] in ("POST", "GET")
+    assert int(client.headers["content-length"]) > 0
+    assert client.body == b""
+    assert client.wire.kept_alive == [True]
 
 
 async def test_a_new_app_takes_over_at_once(client):
     client.gateway.serve(describe(Endless))
-    await client.request("/quick")
-    assert client.rest == ["/quick"]
+    assert client.gateway.find(b"/quick") == (None, b"")
+    await client.request("/f")
+    assert client.call.service == "Endless"
 
 
 # -- GET
 
 
 async def find(client, query: str):
-    await client.request("/find", (), method="GET", query=query.encode())
+    await client.request(f"/find?{query}", (), method="GET")
     assert client.status == 200
     return msgspec.json.decode(client.call.payload.segments[0])
 
@@ -460,11 +578,11 @@ async def test_arguments_of_a_query_are_accepted_by_the_replica(start):
     replica = await start(App, below=None)
     client.reply = replica
     await client.request(
-        "/find", (), method="GET", query=b"text=hi&n=2&x=1&flag=true&maybe=null&color=2&mode=b"
+        "/find?text=hi&n=2&x=1&flag=true&maybe=null&color=2&mode=b", (), method="GET"
     )
     assert client.status == 200, client.body
     assert client.body == b'"hi"'
-    await client.request("/find", (), method="GET", query=b"text=hi&n=two")
+    await client.request("/find?text=hi&n=two", (), method="GET")
     assert client.status == 422
     assert client.error["fields"][0]["path"] == "n"
 
@@ -582,7 +700,7 @@ async def test_a_stream_as_events(client):
     assert "content-length" not in client.headers
     assert client.body == b'data: "a"\n\ndata: "b c"\n\ndata: {}\n\nevent: end\ndata: \n\n'
     assert client.ended
-    assert all(message["more_body"] for message in client.sent[1:-1])
+    assert client.chunks[:3] == [b'data: "a"\n\n', b'data: "b c"\n\n', b"data: {}\n\n"]
     assert client.call.accept == JSON
     assert stream.closed
     assert client.counted() == {("App", "tokens", "7", "200"): 1}
@@ -632,6 +750,7 @@ async def test_a_raw_stream_that_fails_has_no_end(client):
     await client.request("/tokens", accept=BINARY)
     assert client.body == b"1"
     assert not client.ended
+    assert client.wire.aborted
     assert stream.closed
     assert [labels[-1] for labels in client.counted()] == ["429"]
 
@@ -646,7 +765,9 @@ async def test_an_exception_in_a_stream_does_not_start_a_second_answer(client, c
     stream = Chunks(b"1", error=ValueError("hunter2"))
     client.reply = Reply(stream=stream)
     await client.request("/tokens")
-    assert client.status == 200  # which checks that there was one start only
+    assert client.status == 200
+    assert client.ended
+    assert client.body.count(b"event: error") == 1
     assert b"hunter2" not in client.body
     assert "hunter2" in caplog.text
     assert stream.closed
@@ -669,10 +790,10 @@ async def test_a_client_that_leaves_cancels_its_call(client, until):
     client.reply = wait
     task = asyncio.create_task(client.request())
     await until(lambda: client.calls)
-    client.scope[TASK].cancel()
+    client.exchange.leave()
     await task
     assert cancelled.is_set()
-    assert client.sent == []
+    assert client.wire.written == []
     assert client.counted() == {("App", "f", "7", "499"): 1}
 
 
@@ -680,8 +801,8 @@ async def test_a_client_that_leaves_ends_its_stream(client, until):
     stream = Chunks(b"1", hang=True)
     client.reply = Reply(stream=stream)
     task = asyncio.create_task(client.request("/tokens"))
-    await until(lambda: len(client.sent) == 2)
-    client.scope[TASK].cancel()
+    await until(lambda: len(client.wire.written) == 2)
+    client.exchange.leave()
     await task
     assert stream.closed
     assert not client.ended

@@ -203,7 +203,7 @@ def test_equal_apps_have_equal_documents(app: AppSpec, doc: dict[str, Any]) -> N
 
 def test_the_paths_are_the_gateways_routes(app: AppSpec, doc: dict[str, Any]) -> None:
     routes = {
-        (path, method.lower())
+        (path.decode(), method.decode().lower())
         for path, methods in routes_of(app, Families(Metrics())).items()
         for method in methods
     }

@@ -63,6 +63,11 @@ class Replica:
         for connection in self.listener.connections:
             connection.abort()
 
+    def leave(self) -> None:
+        """Tell all that it takes no new calls."""
+        for connection in self.listener.connections:
+            connection.goaway()
+
 
 class Cluster:
     """A router and its replicas."""
@@ -125,6 +130,36 @@ async def test_the_less_loaded_of_two_is_chosen(make):
     await cluster.ask()
     await asyncio.gather(*(cluster.ask() for _ in range(20)))
     assert Counter([await cluster.ask() for _ in range(20)])["one"] == 20
+    await cluster.close()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_calls_are_spread_over_equals(make, count):
+    cluster = make()
+    replicas = await cluster.up(*"abc"[:count])
+    for _ in range(120 * count):
+        await cluster.ask()
+    assert min(len(replica.calls) for replica in replicas) > 60
+    await cluster.close()
+
+
+async def test_the_worst_of_three_is_never_chosen(make):
+    cluster = make()
+    replicas = await cluster.up("a", "b", "c")
+    for replica, ongoing in zip(replicas, (50, 40, 60), strict=True):
+        replica.load = Load(ongoing, 0.01)
+    await asyncio.gather(*(cluster.ask() for _ in range(60)))  # now all have told
+    assert {await cluster.ask() for _ in range(100)} == {"a", "b"}
+    await cluster.close()
+
+
+async def test_a_replica_that_joins_gets_its_share(make):
+    cluster = make()
+    await cluster.up("a")
+    assert await cluster.ask() == "a"
+    for names in (["a", "b"], ["a", "b", "c"]):
+        await cluster.up(*names)
+        assert {await cluster.ask() for _ in range(100)} == set(names)
     await cluster.close()
 
 
@@ -237,7 +272,6 @@ async def test_a_caller_that_leaves_is_not_held(make):
     await cluster.up("one")
     assert await tasks[0] == "one"
     assert len(cluster.replicas["one"].calls) == 1
-    assert len(cluster.router._deadlines) == 0
     await asyncio.gather(*tasks, return_exceptions=True)
     await cluster.close()
 
@@ -390,8 +424,7 @@ async def test_a_draining_replica_gets_no_new_calls_and_loses_none(make):
     old = [asyncio.create_task(cluster.ask()) for _ in range(20)]
     await cluster.until(lambda: len(one.calls) + len(two.calls) == 20)
     at_one = len(one.calls)
-    for connection in one.listener.connections:
-        connection.goaway()
+    one.leave()
     # These cross the GOAWAY: refused unstarted, they go to the other, however often that is.
     new = [asyncio.create_task(cluster.ask(retries=0)) for _ in range(20)]
     one.gate.set()
@@ -400,6 +433,44 @@ async def test_a_draining_replica_gets_no_new_calls_and_loses_none(make):
     assert names == {"one": at_one, "two": 20 - at_one}
     assert await asyncio.gather(*new) == ["two"] * 20
     assert len(one.calls) == at_one
+    await cluster.close()
+
+
+@pytest.mark.parametrize("others", [["b"], ["b", "c"]])
+@pytest.mark.parametrize("go", [Replica.leave, Replica.crash])
+async def test_a_replica_that_has_left_is_never_chosen_again(make, go, others):
+    cluster = make()
+    gone, *_ = await cluster.up("a", *others)
+    homes = {key: await cluster.ask(affinity_key=key) for key in map(str, range(20))}
+    assert {await cluster.ask() for _ in range(100)} == {"a", *others}
+    before = len(gone.calls)
+    connection = cluster.router.connections()["a"]
+    go(gone)
+    await cluster.until(lambda: not connection.usable)
+    # All of these in the turn in which the router could first know.
+    asked = [cluster.ask(retries=0) for _ in range(60)]
+    asked += [cluster.ask(affinity_key=key, retries=0) for key in homes]
+    names = await asyncio.gather(*asked)
+    assert set(names) == set(others)
+    for home, name in zip(homes.values(), names[60:], strict=True):
+        assert home in (name, "a")
+    assert {await cluster.ask() for _ in range(60)} == set(others)
+    assert len(gone.calls) == before
+    await cluster.close()
+
+
+async def test_when_the_last_replica_leaves_calls_wait_for_the_next(make):
+    cluster = make()
+    (one,) = await cluster.up("one")
+    connection = cluster.router.connections()["one"]
+    one.leave()
+    await cluster.until(lambda: not connection.usable)
+    assert cluster.router.unready() == {"S": "connecting"}
+    tasks = [asyncio.create_task(cluster.ask(affinity_key=key)) for key in ("", "k")]
+    await cluster.until(lambda: cluster.router.statistics() == {"S": 2})
+    await cluster.up("one", "two")
+    assert await asyncio.gather(*tasks) == ["two", "two"]
+    assert one.calls == []
     await cluster.close()
 
 

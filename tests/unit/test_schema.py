@@ -489,6 +489,48 @@ def test_output_must_be_what_is_declared():
             assert caught.value.started
 
 
+class Leaf(BaseModel):
+    n: int
+    note: str | None = None
+
+
+class Branch(BaseModel):
+    leaf: Leaf = Field(alias="Leaf")
+    more: list[Leaf | None] = []
+    by_name: dict[str, Leaf] = {}
+    either: Leaf | str = ""
+
+
+def test_none_is_no_answer_where_the_type_has_none():
+    good, bad = Leaf(n=1), Leaf.model_construct(n=None)
+    for value, path in [
+        (bad, "n"),
+        (Branch(Leaf=good).model_copy(update={"leaf": None}), "Leaf"),
+        (Branch(Leaf=good).model_copy(update={"leaf": bad}), "Leaf.n"),
+        (Branch(Leaf=good).model_copy(update={"more": [None, bad]}), "more[1].n"),
+        (Branch(Leaf=good).model_copy(update={"by_name": {"x": bad}}), "by_name.x.n"),
+        (Branch(Leaf=good).model_copy(update={"either": bad}), "either.n"),
+        (Point(None), "x"),
+    ]:
+        _, output = body_of(type(value))
+        for options in ({}, {"internal": True}, {"accept": MSGPACK}):
+            with pytest.raises(InvalidOutput) as caught:
+                output.encode(value, **options)
+            (field,) = caught.value.fields
+            assert (field["path"], field["type"]) == (path, "none_not_allowed")
+
+
+def test_none_is_an_answer_where_the_type_says_so():
+    for value in [
+        Leaf(n=1),
+        Branch(Leaf=Leaf(n=1), more=[None, Leaf(n=2)], either=Leaf(n=3)),
+        Branch(Leaf=Leaf(n=1), either="null"),
+    ]:
+        _, output = body_of(type(value))
+        for options in ({}, {"internal": True}, {"accept": MSGPACK}):
+            assert output.encode(value, **options)
+
+
 def test_a_model_may_be_given_as_a_dict_as_its_configuration_says():
     _, output = body_of(list[Doc])
     assert output.encode([{"text": "a"}]).segments == (b'[{"text":"a","score":0.0}]',)
