@@ -12,6 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Bytes; a view is one of single bytes, so that its length is its size."""
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -41,7 +42,7 @@ class Payload(msgspec.Struct, eq=False):
     @property
     def nbytes(self) -> int:
         """Size of all segments in bytes."""
-        return sum(len(s) if not isinstance(s, memoryview) else s.nbytes for s in self.segments)
+        return sum(map(len, self.segments))
 
 
 EMPTY = Payload(JSON, (b"",))

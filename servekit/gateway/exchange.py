@@ -164,7 +164,8 @@ class Exchange:
         if not self.response_complete:
             self.disconnected = True
             if self.task is not None:
-                self.task.cancel()
+                # Not at once: a task cancelled before it began never runs, so nobody counts it.
+                self.task.get_loop().call_soon(self.task.cancel)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,7 +14,7 @@ from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllow
 from servekit.gateway.answer import send_error, send_stream, send_whole
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.request import read_body, read_call, request_id_of
-from servekit.gateway.routes import Methods, Route, routes_of
+from servekit.gateway.routes import Methods, routes_of
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.spec.app import AppSpec
@@ -55,19 +55,10 @@ class Gateway:
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request."""
-        if exchange.disconnected:
+        route = exchange.route
+        if route is None:
+            _refuse(exchange)
             return
-        if (route := exchange.route) is not None:
-            exchange.task = asyncio.current_task()
-            await self._answer(route, exchange)
-        else:
-            methods = ", ".join([method.decode() for method in exchange.methods])
-            path = next(iter(exchange.methods.values())).path
-            error = MethodNotAllowed(f"{path} takes {methods}")
-            error.headers = {"allow": methods}
-            send_error(exchange, error, request_id_of(exchange.headers))
-
-    async def _answer(self, route: Route, exchange: Exchange) -> None:
         started = now()
         code, version, request_id = 500, "", ""
         try:
@@ -95,3 +86,12 @@ class Gateway:
             send_error(exchange, masked, request_id or request_id_of(exchange.headers))
         finally:
             route.answered(code, version, now() - started)
+
+
+def _refuse(exchange: Exchange) -> None:
+    """Answer a request whose path has no such method."""
+    methods = ", ".join([method.decode() for method in exchange.methods])
+    path = next(iter(exchange.methods.values())).path
+    error = MethodNotAllowed(f"{path} takes {methods}")
+    error.headers = {"allow": methods}
+    send_error(exchange, error, request_id_of(exchange.headers))

@@ -6,9 +6,10 @@ leaves, and one timer per connection instead of one per request.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable
 from math import inf
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import httptools
 import msgspec
@@ -58,6 +59,9 @@ class HttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop or asyncio.get_running_loop())
+        self.parser: Any
+        self.cycle: Any = None  # uvicorn's, or an exchange
+        self.pipeline: deque[tuple[Any, Any]]
         self._endpoints = endpoints
         self._in_head = False
         self._head_bytes = 0
@@ -95,7 +99,7 @@ class HttpProtocol(HttpToolsProtocol):
             if isinstance(cycle, Exchange):
                 cycle.leave()
         if isinstance(self.cycle, Exchange):
-            self.cycle = cast("Any", None)
+            self.cycle = None
         super().connection_lost(exc)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
@@ -123,9 +127,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._exchange = None
             self._to_app()
             return
-        parser, previous = cast("Any", self.parser), cast("Any", self.cycle)
+        parser, previous = self.parser, self.cycle
         http10 = parser.get_http_version() == "1.0"
-        self._exchange = exchange = Exchange(
+        self.cycle = self._exchange = exchange = Exchange(
             self,
             methods,
             parser.get_method(),
@@ -135,13 +139,18 @@ class HttpProtocol(HttpToolsProtocol):
             keep_alive=not http10 and parser.should_keep_alive(),
             expects=self.expect_100_continue,
         )
-        self.cycle = cast("Any", exchange)
-        answer = cast("Any", self._endpoints.answer)
         if previous is None or previous.response_complete:
-            self._start_asgi_task(self.cycle, answer)
+            self._start_asgi_task(exchange, self._endpoints.answer)
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, answer))
+            self.pipeline.appendleft((exchange, self._endpoints.answer))
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        task = self.loop.create_task(cycle.run_asgi(app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        if isinstance(cycle, Exchange):
+            cycle.task = task
 
     def _to_app(self) -> None:
         """Let uvicorn handle the head, as if it had seen all of it."""

@@ -78,7 +78,8 @@ class Endpoint:
     def _decode(self, call: Call) -> Arguments:
         """Decode a call that there is room for."""
         slots = self._slots
-        slots.check((slots.queued + 1) * self._meter.pace.unit_s)
+        if slots.running >= slots.limit:
+            slots.check((slots.queued + 1) * self._meter.pace.unit_s)
         return self._input.decode(call.payload, internal=call.internal)
 
     def _enter(self) -> bool:

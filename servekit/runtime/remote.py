@@ -97,7 +97,7 @@ class RemoteCall(Remote):
     def __await__(self) -> Generator[Any, Any, Any]:
         if self._outside is not None:
             return asyncio.wrap_future(self._outside).__await__()
-        if running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not self._loop:
             raise ServekitError("a call made on one event loop can't be awaited on another")
         if self._start is not None:
             self._start.cancel()

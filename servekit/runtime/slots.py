@@ -65,7 +65,8 @@ class Slots:
     def release(self) -> None:
         """Give a slot back; the longest waiter gets it."""
         self.running -= 1
-        self._hand_over()
+        if self._waiters:
+            self._hand_over()
 
     def _hand_over(self) -> None:
         while self._waiters and self.running < self.limit:

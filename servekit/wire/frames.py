@@ -8,11 +8,13 @@
     u8  0
     u16 segments    how many
     u16 header      bytes of the msgpack header
-    ...             header, then one u32 length per segment, then the segments,
-                    each starting at a multiple of 8 bytes from the frame's start
+    ...             header; then the segment, if it is one; if they are more, one u32 length
+                    for each, and the segments, each starting at a multiple of 8 bytes from
+                    the frame's start
 
-All integers are little-endian. Segments are aligned, so that an array in a large frame is used
-where it was received, without a copy. Whatever breaks these rules raises `WireError`.
+All integers are little-endian. Segments of a large frame lie at multiples of 8 bytes in memory, so
+that an array in it is used where it was received, without a copy. Whatever breaks these rules
+raises `WireError`.
 """
 
 import struct
@@ -29,8 +31,8 @@ PROTOCOL = 1
 """Version of this format and of the headers; peers of different versions refuse each other."""
 
 _PREFIX = struct.Struct("<IIBxHH")
-_PREFIX_BYTES = _PREFIX.size
-_SIZE = struct.Struct("<I")
+_PREFIX_BYTES: Final = _PREFIX.size
+_AFTER_SIZE: Final = _PREFIX_BYTES - 4
 
 
 @lru_cache(maxsize=64)
@@ -39,7 +41,6 @@ def _table(count: int) -> struct.Struct:
 
 
 _PADDING = tuple(bytes(n) for n in range(8))
-_MAX_HEADER = 0xFFFF
 LARGE: Final = 64 * 1024
 """Frames and segments from this size in bytes are neither joined on sending nor copied on receipt."""
 
@@ -113,36 +114,29 @@ def encode(
         WireError: A part is larger than the format can say.
     """
     count, header_size = len(segments), len(header)
-    if header_size > _MAX_HEADER or count > 0xFFFF:
-        raise WireError(f"frame header of {header_size} bytes with {count} segments is too large")
-    if not count:
-        return [_PREFIX.pack(_PREFIX_BYTES - 4 + header_size, id_, kind, 0, header_size) + header]
-    offset = _PREFIX_BYTES + header_size + 4 * count
-    if count == 1:
-        segment = segments[0]
-        size = len(segment) if not isinstance(segment, memoryview) else segment.nbytes
-        padding = -offset & 7
-        total = offset + padding + size
-        if total > 0xFFFFFFFF:
-            raise WireError(f"frame of {total} bytes is over 4 GiB")
-        head = (
-            _PREFIX.pack(total - 4, id_, kind, 1, header_size)
-            + header
-            + _SIZE.pack(size)
-            + _PADDING[padding]
-        )
-        return [head + segment] if size < LARGE else [head, segment]
-    sizes = [s.nbytes if isinstance(s, memoryview) else len(s) for s in segments]
-    body: list[Buffer] = []
-    at = offset
-    for segment, size in zip(segments, sizes, strict=True):
-        padding = -at & 7
-        body.append(_PADDING[padding])
-        body.append(segment)
-        at += padding + size
-    if at > 0xFFFFFFFF:
-        raise WireError(f"frame of {at} bytes is over 4 GiB")
-    head = _PREFIX.pack(at - 4, id_, kind, count, header_size) + header + _table(count).pack(*sizes)
+    try:
+        if count == 1:  # nearly all of them
+            segment = segments[0]
+            size = len(segment)
+            head = _PREFIX.pack(_AFTER_SIZE + header_size + size, id_, kind, 1, header_size)
+            return [head + header + segment] if size < LARGE else [head + header, segment]
+        if not count:
+            return [_PREFIX.pack(_AFTER_SIZE + header_size, id_, kind, 0, header_size) + header]
+        sizes = [len(segment) for segment in segments]
+        at = _PREFIX_BYTES + header_size + 4 * count
+        body: list[Buffer] = []
+        for segment, size in zip(segments, sizes, strict=True):
+            padding = -at & 7
+            body.append(_PADDING[padding])
+            body.append(segment)
+            at += padding + size
+        head = _PREFIX.pack(at - 4, id_, kind, count, header_size) + header
+        head += _table(count).pack(*sizes)
+    except struct.error:
+        raise WireError(
+            f"{count} segments behind a header of {header_size} bytes are too large for one frame: "
+            "64 KiB of header, 65,535 segments, 4 GiB in all"
+        ) from None
     return [b"".join((head, *body))] if at < LARGE else [head, *body]
 
 
@@ -162,7 +156,7 @@ class FrameReader:
         self._view = memoryview(self._ring)
         self._start = self._end = 0
         self._large: bytearray | None = None
-        self._filled = 0
+        self._shift = self._filled = 0
 
     def get_buffer(self) -> memoryview:
         """Return where the next bytes go; never empty."""
@@ -178,37 +172,54 @@ class FrameReader:
         Raises:
             WireError: The bytes are not frames.
         """
-        if self._large is not None:
+        if (large := self._large) is not None:
             self._filled += count
-            if self._filled < len(self._large):
-                return
-            large, self._large = self._large, None
-            view = memoryview(large)
-            yield _parse(large, view, view, 0, len(large))
+            if self._filled == len(large):
+                self._large = None
+                view = memoryview(large)
+                start = self._shift
+                _, id_, kind, segments, header_size = _PREFIX.unpack_from(large, start)
+                at = start + _PREFIX_BYTES + header_size
+                header = view[start + _PREFIX_BYTES : at]
+                yield kind, id_, header, _cut(view, start, at, len(large), segments)
             return
-        self._end += count
         ring, view = self._ring, self._view
-        while (available := self._end - self._start) >= 4:
-            total = 4 + _SIZE.unpack_from(ring, self._start)[0]
-            if total > self.max_frame or total < _PREFIX_BYTES:
+        start, end = self._start, self._end + count
+        self._end = end
+        while end - start >= _PREFIX_BYTES:
+            size, id_, kind, segments, header_size = _PREFIX.unpack_from(ring, start)
+            stop = start + 4 + size
+            at = start + _PREFIX_BYTES + header_size
+            if size + 4 > self.max_frame or at > stop:
                 raise WireError(
-                    f"frame of {total} bytes; allowed are {_PREFIX_BYTES} to {self.max_frame}"
+                    f"frame of {size + 4} bytes, {header_size} of them header; allowed are "
+                    f"{_PREFIX_BYTES} to {self.max_frame}"
                 )
-            if available >= total:
-                start, self._start = self._start, self._start + total
-                yield _parse(ring, view, ring, start, total)
-            elif total >= LARGE:
-                self._large = bytearray(total)
-                self._large[:available] = view[self._start : self._end]
-                self._filled = available
-                self._start = self._end = 0
-                return
-            else:
+            if stop > end:
+                if size >= LARGE:
+                    self._enlarge(
+                        start, 4 + size, -header_size - _PREFIX_BYTES if segments == 1 else 0
+                    )
                 break
+            self._start = stop
+            header = view[start + _PREFIX_BYTES : at]
+            if segments == 1:  # nearly all of them
+                yield kind, id_, header, [ring[at:stop]]
+            else:
+                yield kind, id_, header, _cut(ring, start, at, stop, segments)
+            start = stop
         if self._start == self._end:
             self._start = self._end = 0
         elif len(self._ring) - self._start < LARGE:
             self._compact()
+
+    def _enlarge(self, start: int, size: int, before: int) -> None:
+        """Give a frame a buffer of its own, in which what is `-before` bytes in lies aligned."""
+        self._shift = before & 7
+        self._filled = self._shift + self._end - start
+        self._large = bytearray(self._shift + size)
+        self._large[self._shift : self._filled] = self._view[start : self._end]
+        self._start = self._end = 0
 
     def _compact(self) -> None:
         rest = bytes(self._view[self._start : self._end])
@@ -216,36 +227,22 @@ class FrameReader:
         self._start, self._end = 0, len(rest)
 
 
-def _parse(
-    data: bytearray, view: memoryview, segments_of: bytearray | memoryview, start: int, total: int
-) -> Frame:
-    """Cut up one frame of `data`, which `view` shows; slices of `segments_of` are its segments."""
-    prefix: tuple[int, int, int, int, int] = _PREFIX.unpack_from(data, start)
-    _, id_, kind, count, header_size = prefix
-    end = start + total
-    at = start + _PREFIX_BYTES + header_size
-    header = view[start + _PREFIX_BYTES : at]
-    if not count:
-        if at != end:
-            raise WireError("frame has bytes behind its header")
-        return kind, id_, header, []
-    if at + 4 * count > end:
+def _cut(data: bytearray | memoryview, start: int, at: int, stop: int, count: int) -> list[Buffer]:
+    """Return the segments of a frame of `data` from `start` to `stop`, whose header ends at `at`."""
+    if count == 1:
+        return [data[at:stop]]
+    end = at + 4 * count
+    if end > stop:
         raise WireError("frame ends within its segment table")
-    if count == 1:  # nearly all of them
-        (size,) = _SIZE.unpack_from(data, at)
-        at += 4 + (-(at + 4 - start) & 7)
-        if at + size != end:
-            raise WireError("the segment is longer or shorter than its frame")
-        return kind, id_, header, [segments_of[at:end]]
     sizes: tuple[int, ...] = _table(count).unpack_from(data, at)
-    at += 4 * count
     segments: list[Buffer] = []
+    at = end
     for size in sizes:
         at += -(at - start) & 7
-        if at + size > end:
+        if at + size > stop:
             raise WireError("segments are longer than their frame")
-        segments.append(segments_of[at : at + size])
+        segments.append(data[at : at + size])
         at += size
-    if at != end:
+    if at != stop:
         raise WireError("frame has bytes behind its segments")
-    return kind, id_, header, segments
+    return segments

@@ -829,7 +829,7 @@ async def test_what_is_no_greeting_is_hung_up_on(data, caplog):
 
 async def test_a_large_frame_before_the_greeting_is_refused(caplog):
     async with raw(echo, greet=False) as (_, transport, server):
-        transport.write(b"\xff\xff\x00\x00")
+        transport.write(b"\xff\xff\x00\x00" + bytes(10))
         await server.lost
         assert "allowed are 14 to 4096" in caplog.text
 
