@@ -31,6 +31,9 @@ _HINTS = {
     signal.SIGABRT.value: " (abort in native code)",
 }
 
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+"""glibc keeps the memory of arrays for the next ones, instead of faulting it in for each call."""
+
 
 class Process:
     """A running child.
@@ -88,7 +91,7 @@ class Process:
                 str(theirs.fileno()),
                 str(watched),
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, **env},
+                env={**_MALLOC, **os.environ, **env},
                 pass_fds=(theirs.fileno(), watched, *inherit),
                 start_new_session=True,
             )

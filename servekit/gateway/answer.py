@@ -87,11 +87,16 @@ def event(data: Buffer, *, name: bytes = b"") -> bytes:
 
 def send_error(exchange: Exchange, error: CallError, request_id: str) -> None:
     """Send an error with its status, a body that says why, and `Retry-After` where it helps."""
+    exchange.send(error.status, *error_answer(error, request_id))
+
+
+def error_answer(error: CallError, request_id: str) -> tuple[bytes, bytes]:
+    """Return the header lines and the body of an error's answer."""
     headers = [("content-type", JSON), ("x-request-id", request_id)]
     if error.retry_after_s is not None:
         headers.append(("retry-after", str(max(1, ceil(error.retry_after_s)))))
     headers += error.headers.items()
-    exchange.send(error.status, _lines(*headers), _document(error, request_id))
+    return _lines(*headers), _document(error, request_id)
 
 
 def _document(error: CallError, request_id: str) -> bytes:

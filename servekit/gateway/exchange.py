@@ -36,8 +36,8 @@ class Wire(Protocol):
         """Go on with the next request, or hang up."""
         ...
 
-    def abort(self) -> None:
-        """Hang up within an answer."""
+    def abort(self, *, at_once: bool) -> None:
+        """Hang up within an answer, with or without what is not sent yet."""
         ...
 
 
@@ -196,6 +196,8 @@ class Exchange:
         """
         if self.disconnected:
             return
+        if self._more and self._expects:
+            self.keep_alive = False  # a body that was not asked for may come, or may not
         start = self._wire.status_line(status)
         close = b"" if self.keep_alive else b"connection: close\r\n"
         length = b"content-length: %d\r\n\r\n" % len(body)
@@ -213,8 +215,6 @@ class Exchange:
         if self.disconnected:
             return
         self._chunked = not self._http10
-        if self._http10:
-            self.keep_alive = False  # its end is that of the connection
         parts = [self._wire.status_line(200), head]
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
@@ -241,7 +241,8 @@ class Exchange:
         """End the answer where it is, so that the client sees that it has no end."""
         if not self.response_complete:
             self.response_complete = True
-            self._wire.abort()
+            # Without chunks only a broken connection can be told from the end.
+            self._wire.abort(at_once=not self._chunked)
 
     def _complete(self) -> None:
         self.response_complete = True

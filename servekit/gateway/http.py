@@ -48,7 +48,7 @@ class Gateway:
         if (methods := self._routes.get(url)) is not None:
             return methods, b""
         parsed = httptools.parse_url(url)
-        path: bytes = parsed.path or b""
+        path: bytes = parsed.path or b"/"
         if b"%" in path:
             path = unquote_to_bytes(path)
         return self._routes.get(path), parsed.query or b""

@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol, with a shorter way for endpoints.
 
 A request for an endpoint becomes an `Exchange`; everything else goes to the ASGI app as ever.
-Added to both: a limit on the size of a head, errors in our form, work that ends when its client
-leaves, and one timer per connection instead of one per request.
+Added to both: limits on what precedes and follows a body, errors in our form and in their turn,
+work that ends when its client leaves, clients that must read before they may ask again, and one
+timer per connection instead of one per request.
 """
 
 import asyncio
@@ -12,13 +13,14 @@ from math import inf
 from typing import Any, Final, Protocol
 
 import httptools
-import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from servekit.core.call import JSON, Buffer
+from servekit.core.call import Buffer, new_request_id
 from servekit.errors import BadRequest, CallError, HeadTooLarge
+from servekit.gateway.answer import error_answer
+from servekit.gateway.continuation import Continuation, head_without_upgrade
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.routes import Methods
 from servekit.gateway.upload import Upload
@@ -59,47 +61,101 @@ class HttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop or asyncio.get_running_loop())
-        self.parser: Any
-        self.cycle: Any = None  # uvicorn's, or an exchange
-        self.pipeline: deque[tuple[Any, Any]]
         self._endpoints = endpoints
-        self._in_head = False
-        self._head_bytes = 0
-        self._too_large = False
-        self._idle_since = inf
+        self.parser: Any
+        # The request that is parsed: uvicorn's cycle, or an exchange.
+        self.cycle: Any = None
         self._exchange: Exchange | None = None
+        self._in_head = self._in_body = self._upgrades = False
+        # Bytes since the last that belonged to a body or ended a head; in the packet at hand; in
+        # the packet in which the head began.
+        self._loose_bytes = self._packet = self._first_packet = 0
+        # The one that is answered, and those behind it.
+        self._running: Any = None
+        self.pipeline: deque[tuple[Any, Any]]
+        self._refusal: bytes | None = None
+        self._held = False
+        self._idle_since = inf
 
     # -- bytes -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; refuse a head that goes on for too long."""
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if not self._in_head:
-            self._head_bytes = 0
-            if len(data) >= _LARGE and self._exchange is not None and not self.pipeline:
-                self._upload(self._exchange)
-        elif self._head_bytes > _MAX_HEAD_BYTES:
-            self._too_large = True
-            self.send_400_response("")
+        """Take bytes; refuse what goes on for too long without being a body."""
+        if self._refusal is not None:
+            return
+        self._packet = len(data)
+        self._loose_bytes += len(data)
+        self._feed(data)
+        if self._loose_bytes > _MAX_HEAD_BYTES:
+            self._refuse(_too_large())
+        elif len(data) >= _LARGE and self._exchange is not None and not self.pipeline:
+            self._upload(self._exchange)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer a request that can't be read, and hang up."""
-        error: CallError = BadRequest(msg)
-        if self._too_large:
-            error = HeadTooLarge(f"the request line and headers are over {_MAX_HEAD_BYTES} bytes")
-        body = msgspec.json.encode({"error": error.details()})
-        head = f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            # Nobody here speaks anything else, so the request goes on as what it is.
+            self.parser = _parser(Continuation(self))
+            self._upgrades = False
+            self._feed(head_without_upgrade(self.headers) + data[stop.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, CallError) else BadRequest("bad request"))
+        except httptools.HttpParserError as error:
+            self._refuse(BadRequest(f"this is no HTTP request: {str(error)[:100]}"))
+
+    def _upload(self, exchange: Exchange) -> None:
+        """Read the rest of a large body past the parser."""
+        body = exchange.room()
+        if body is not None and not self.transport.is_closing():
+            Upload(self.transport, self, exchange, body, self._uploaded)
+
+    def _uploaded(self) -> None:
+        # The old parser still waits for the body, of which it saw only the beginning.
+        self.parser = _parser(self)
+        self._in_body = False
+
+    def _refuse(self, error: CallError) -> None:
+        """Answer bytes that are no request, in their turn, and hang up."""
+        if self._refusal is not None:
+            return
+        head, body = error_answer(error, new_request_id())
+        end = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self._refusal = self.status_line(error.status) + head + end + body
+        if self._in_body:  # then they are what was to be its body
+            if self.cycle is not self._running and self.pipeline:
+                self.pipeline.popleft()
+            else:
+                if self._running is None or not self._abandon(self._running):
+                    self._refusal = b""  # it has been answered
+                self._running = None
+        if self._running is None:
+            self._hang_up()
+        else:
+            self.flow.pause_reading()
+
+    def _hang_up(self) -> None:
+        if self._refusal and not self.transport.is_closing():
+            self.transport.write(self._refusal)
         self.transport.close()
+
+    @staticmethod
+    def _abandon(cycle: Any) -> bool:
+        """End the work on a request; returns whether another answer may take its place."""
+        if isinstance(cycle, Exchange):
+            cycle.leave()
+            return True
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return not cycle.response_started
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the work for a client that is gone."""
-        for cycle in (self.cycle, *(queued for queued, _ in self.pipeline)):
-            if isinstance(cycle, Exchange):
-                cycle.leave()
-        if isinstance(self.cycle, Exchange):
-            self.cycle = None
+        if self._running is not None:
+            self._abandon(self._running)
+        self.pipeline.clear()
+        self.cycle = None
         super().connection_lost(exc)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
@@ -109,25 +165,37 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start to read a head."""
         self._in_head = True
+        self._first_packet = self._packet
+        self._idle_since = inf
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; fields behind a body are dropped."""
+        if not self._in_head:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
         """Take a request whose head is whole."""
-        self._in_head = False
-        # Only bytes that may have been a body have to be told from those of the head.
-        if self._head_bytes > _MAX_HEAD_BYTES:
+        # Only where other bytes came with it, its own have to be counted.
+        if self._loose_bytes + self._first_packet > _MAX_HEAD_BYTES:
             size = sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
             if size > _MAX_HEAD_BYTES:
-                self._too_large = True
-                raise ValueError("the request's head is too large")
+                raise _too_large()
         methods, query = self._endpoints.find(self.url)
+        self._in_head, self._in_body = False, True
+        self._loose_bytes = 0
+        parser, previous = self.parser, self.cycle
+        self._upgrades = parser.should_upgrade()
         if methods is None:
             self._exchange = None
             self._to_app()
             return
-        parser, previous = self.parser, self.cycle
         http10 = parser.get_http_version() == "1.0"
         self.cycle = self._exchange = exchange = Exchange(
             self,
@@ -145,13 +213,6 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self._endpoints.answer))
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        task = self.loop.create_task(cycle.run_asgi(app))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        if isinstance(cycle, Exchange):
-            cycle.task = task
-
     def _to_app(self) -> None:
         """Let uvicorn handle the head, as if it had seen all of it."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -162,6 +223,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
+        self._loose_bytes = 0
         if self._exchange is not None:
             self._exchange.feed(body)
         else:
@@ -169,20 +231,72 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Take the end of a request."""
+        if self._upgrades:
+            return  # the end of its head only
+        self._in_body = False
+        self._loose_bytes = 0
         if self._exchange is not None:
             self._exchange.end()
         else:
             super().on_message_complete()
 
-    def _upload(self, exchange: Exchange) -> None:
-        """Read the rest of a large body past the parser."""
-        body = exchange.room()
-        if body is not None and not self.transport.is_closing():
-            Upload(self.transport, self, exchange, body, self._uploaded)
+    # -- one after the other -----------------------------------------------------------------
 
-    def _uploaded(self) -> None:
-        # The old parser still waits for the body, of which it saw only the beginning.
-        self.parser = httptools.HttpRequestParser(self)
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        task = self.loop.create_task(cycle.run_asgi(app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        if isinstance(cycle, Exchange):
+            cycle.task = task
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, once the client reads."""
+        self.server_state.total_requests += 1
+        self._running = None
+        if self.flow.write_paused:
+            self._held = True
+            self.flow.pause_reading()
+        else:
+            self._go_on()
+
+    def resume_writing(self) -> None:
+        """Take note that the client reads again."""
+        super().resume_writing()
+        if self._held:
+            self._held = False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._refusal is None:
+            self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal is not None:
+            self._hang_up()
+        else:
+            self._idle_since = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._watch(self.timeout_keep_alive)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Leave the timer: one connection has one."""
+
+    def _watch(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            seconds, self.timeout_keep_alive_handler
+        )
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Hang up if the connection has been idle for long enough."""
+        self.timeout_keep_alive_task = None
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left <= 0:
+            super().timeout_keep_alive_handler()
+        elif left < inf:  # a busy one is watched again after its answer
+            self._watch(left)
 
     # -- what an exchange needs --------------------------------------------------------------
 
@@ -205,41 +319,23 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
         self.on_response_complete()
 
-    def abort(self) -> None:
-        """Hang up within an answer."""
-        self.transport.close()
+    def abort(self, *, at_once: bool) -> None:
+        """Hang up within an answer, with or without what is not sent yet."""
+        if at_once:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
-    # -- idle connections --------------------------------------------------------------------
 
-    def on_response_complete(self) -> None:
-        """Start the next request, if it is here already."""
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-            return
-        self._idle_since = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._watch(self.timeout_keep_alive)
+def _parser(callbacks: object) -> Any:
+    """Return a parser that is as lenient as uvicorn's own."""
+    parser: Any = httptools.HttpRequestParser(callbacks)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
-    def _unset_keepalive_if_required(self) -> None:
-        self._idle_since = inf
 
-    def _watch(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            seconds, self.timeout_keep_alive_handler
-        )
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Hang up if the connection has been idle for long enough."""
-        self.timeout_keep_alive_task = None
-        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if left <= 0:
-            super().timeout_keep_alive_handler()
-        elif left < inf:  # a busy one is watched again after its answer
-            self._watch(left)
+def _too_large() -> HeadTooLarge:
+    return HeadTooLarge(f"the request line and headers are over {_MAX_HEAD_BYTES} bytes")
 
 
 class _Lines:

@@ -120,7 +120,7 @@ class Wire:
     def answered(self, *, keep_alive: bool) -> None:
         self.kept_alive.append(keep_alive)
 
-    def abort(self) -> None:
+    def abort(self, *, at_once: bool) -> None:
         self.aborted = True
 
 
@@ -161,7 +161,7 @@ class Client:
             keep_alive=not http10,
             expects="expect" in headers,
         )
-        task = asyncio.create_task(self.gateway.answer(self.exchange))
+        task = self.exchange.task = asyncio.create_task(self.gateway.answer(self.exchange))
         for part in body:
             if len(body) > 1:
                 await asyncio.sleep(0)
@@ -414,11 +414,11 @@ async def test_a_client_that_leaves_while_it_sends(client, body):
     assert [labels[-1] for labels in client.counted()] == ["499"]
 
 
-async def test_a_client_that_left_before_its_turn_is_no_request(client):
+async def test_a_client_that_leaves_before_its_turn_is_counted_too(client):
     await client.request(body=(LEAVES,))
     assert client.calls == []
     assert client.wire.written == []
-    assert client.counted() == {}
+    assert [labels[-1] for labels in client.counted()] == ["499"]
 
 
 async def test_the_rest_of_a_refused_body_is_dropped(client):

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import msgspec
 import pytest
@@ -17,7 +19,6 @@ from uvicorn.server import ServerState
 
 import servekit as sk
 from servekit.core.call import BINARY, Call, Payload, Reply
-from servekit.errors import Overloaded
 from servekit.gateway.http import Gateway
 from servekit.gateway.protocol import HttpProtocol
 from servekit.observe.families import Families
@@ -41,6 +42,9 @@ class App:
     @sk.endpoint
     async def tokens(self, n: int) -> AsyncIterator[str]:
         yield ""
+
+
+SPEC = describe(App)
 
 
 async def page(scope, receive, send) -> None:
@@ -163,11 +167,11 @@ class Door:
         self.go_on = asyncio.Event()
         self.metrics = Metrics()
         self.state = ServerState()
-        gateway = Gateway(self._handle, Families(self.metrics))
-        gateway.serve(describe(App))
+        self._gateway = Gateway(self._handle, Families(self.metrics))
+        self._gateway.serve(SPEC)
         self._config = uvicorn.Config(
             page,
-            http=partial(HttpProtocol, gateway),
+            http=partial(HttpProtocol, self._gateway),
             ws="none",
             loop="none",
             lifespan="off",
@@ -208,15 +212,475 @@ class Door:
         self._clients.append(Client(near, protocol))
         return self._clients[-1]
 
-    async def __aenter__(self) -> "Door":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_) -> None:
         for client in self._clients:
             client.leave()
-        while self.state.connections or self.state.tasks:
+        for _ in range(2000):
+            if not self.state.connections and not self.state.tasks:
+                return
             await asyncio.sleep(0.001)
+        raise AssertionError("work for clients that are gone goes on")
 
     def counted(self) -> dict[str, float]:
         found = [f for f in self.metrics.snapshot() if f.name == "servekit_requests_total"]
         return {sample.labels[-1]: sample.value for f in found for sample in f.samples}
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def chunks(*parts: bytes, error: Exception | None = None) -> AsyncIterator[Payload]:
+    for part in parts:
+        yield Payload(BINARY, (part,))
+    if error is not None:
+        raise error
+
+
+@pytest.fixture(params=["asyncio", "uvloop"], autouse=True)
+def loop(request, monkeypatch):
+    """Run each test on either loop: their transports change protocols each in its own way."""
+    if request.param == "uvloop":
+        monkeypatch.setattr(asyncio, "run", uvloop.run)
+
+
+def post(body: bytes = b"{}", path: str = "/echo", *lines: str, length: int | None = None) -> bytes:
+    lines = ("host: h", f"content-length: {len(body) if length is None else length}", *lines)
+    return head(f"POST {path} HTTP/1.1", *lines) + body
+
+
+def chunked(*parts: bytes, path: str = "/echo", lines: tuple[str, ...] = ()) -> bytes:
+    coded = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
+    return head(f"POST {path} HTTP/1.1", "transfer-encoding: chunked", *lines) + coded
+
+
+def get(query: str) -> bytes:
+    return head(f"GET /find?{query} HTTP/1.1", "host: h")
+
+
+def head(*lines: str) -> bytes:
+    return "".join(f"{line}\r\n" for line in (*lines, "")).encode()
+
+
+def bytes_of(size: int, seed: int = 0) -> bytes:
+    """Return bytes of which no two parts are alike, so that a part at the wrong place shows."""
+    return random.Random(seed).randbytes(size)
+
+
+# -- requests in a row
+
+ALIKE = {  # requests, with the method that they seem to have, and the status and body they get
+    "post": (post(b'{"n":1}'), "", 200, b'{"n":1}'),
+    "empty": (post(b""), "", 200, b""),
+    "chunked": (chunked(b"ab", b"c" * 20), "", 200, b"ab" + b"c" * 20),
+    "no chunks": (chunked(), "", 200, b""),
+    "get": (get("text=a%20b&n=1"), "", 200, b'{"text":"a b","n":"1"}'),
+    "absolute": (head("POST http://h/%65cho HTTP/1.1", "Content-Length: 1") + b"x", "", 200, b"x"),
+    "stream": (post(b"xyz", "/tokens"), "", 200, b"data: x\n\ndata: yz\n\nevent: end\ndata: \n\n"),
+    "method": (head("DELETE /echo HTTP/1.1", "content-length: 5") + b"12345", "", 405, None),
+    "head": (head("HEAD /find?text=a HTTP/1.1"), "HEAD", 405, b""),
+    "page": (head("GET /page?q=1 HTTP/1.1"), "", 200, b"GET?q=1 0"),
+    "page post": (post(b"12345678", "/page"), "", 200, b"POST? 8"),
+    "page chunked": (chunked(b"ab", b"c", path="/page"), "", 200, b"POST? 3"),
+    "page head": (head("HEAD /page HTTP/1.1"), "HEAD", 200, b""),
+    "nothing": (post(b"123", "/nothing?"), "", 404, b"POST? 3"),
+}
+
+
+async def in_pieces(names: list[str], cuts: list[int]) -> None:
+    data = b"".join(ALIKE[name][0] for name in names)
+    async with Door() as door:
+        client = await door.connect()
+        await client.send(data, cuts=[cut % len(data) for cut in cuts])
+        for name in names:
+            _, method, status, body = ALIKE[name]
+            answer = await client.answer(method)
+            assert answer.status == status, name
+            assert answer.headers.get("connection") is None
+            assert body is None or answer.body == body, name
+        await client.lives()
+
+
+@given(
+    st.lists(st.sampled_from(sorted(ALIKE)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 1000), max_size=12),
+)
+@example(sorted(ALIKE), [])
+@example(sorted(ALIKE, reverse=True), list(range(1000)))
+@settings(max_examples=60)
+def test_requests_in_pieces_have_their_answers_in_order(names, cuts):
+    asyncio.run(in_pieces(names, cuts))
+
+
+async def test_a_request_waits_for_those_before_it():
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post(b"1") + post(b"2") + head("GET /page HTTP/1.1"))
+        await turns(50)
+        assert len(door.calls) == 1
+        door.go_on.set()
+        assert [(await client.answer()).body for _ in range(3)] == [b"1", b"2", b"GET? 0"]
+
+
+async def test_answers_have_the_servers_headers():
+    async with Door() as door:
+        client = await door.connect()
+        for date in ("today", "tomorrow"):
+            door.state.default_headers = [(b"date", date.encode())]
+            assert (await client.ask(post())).headers["date"] == date
+            assert (await client.ask(head("GET /page HTTP/1.1"))).headers["date"] == date
+
+
+# -- the ends of connections
+
+
+@pytest.mark.parametrize(
+    "request_", [post, partial(post, b"12", "/tokens"), partial(post, b"", "/page")]
+)
+async def test_a_client_that_wants_no_more_is_hung_up_on(request_):
+    async with Door() as door:
+        client = await door.connect()
+        await client.send(request_() + request_())  # it may still say so behind others
+        for _ in range(2):
+            assert "connection" not in (await client.answer()).headers
+        answer = await client.ask(request_().replace(b"host: h", b"connection: close"))
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await client.rest() == b""
+
+
+async def test_what_comes_behind_the_last_request_is_dropped():
+    async with Door() as door:
+        client = await door.connect()
+        answer = await client.ask(post(b"1", "/echo", "connection: close") + post(b"2"))
+        assert (answer.status, answer.body) == (200, b"1")
+        assert await client.rest() == b""
+
+
+async def test_http_1_0():
+    async with Door() as door:
+        old = post(b"abc", "/echo", "connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0")
+        client = await door.connect()
+        answer = await client.ask(old)
+        assert (answer.status, answer.body) == (200, b"abc")
+        assert answer.headers["connection"] == "close"
+        assert await client.rest() == b""
+        client = await door.connect()
+        answer = await client.ask(old.replace(b"/echo", b"/tokens"))
+        assert "transfer-encoding" not in answer.headers
+        assert answer.body == b"data: a\n\ndata: bc\n\nevent: end\ndata: \n\n"
+
+
+async def test_a_protocol_that_nobody_speaks_here_is_not_taken_up():
+    async with Door() as door:
+        client = await door.connect()
+        offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c")
+        answer = await client.ask(post(b"1", "/echo", *offer))
+        assert (answer.status, answer.body) == (200, b"1")
+        await client.lives()
+
+
+@pytest.mark.parametrize("path", ["/echo", "/tokens"])
+async def test_a_server_that_shuts_down_answers_first(until, path):
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post(b"12", path))
+        await until(lambda: door.calls)
+        client.protocol.shutdown()
+        door.go_on.set()
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await client.rest() == b""
+
+
+async def test_a_server_that_shuts_down_takes_the_upload_that_has_begun(until):
+    async with Door() as door:
+        body = bytes_of(600_000)
+        client = await door.connect()
+        await client.send(post(body)[:100_000])
+        await until(lambda: door.state.tasks)
+        client.protocol.shutdown()
+        answer = await client.ask(post(body)[100_000:])
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert door.bodies == [body]
+        assert await client.rest() == b""
+
+
+async def test_a_server_that_shuts_down_leaves_an_idle_connection():
+    async with Door() as door:
+        client = await door.connect()
+        await client.lives()
+        client.protocol.shutdown()
+        assert await client.rest() == b""
+
+
+# -- clients that leave
+
+
+async def test_a_client_that_leaves_ends_its_call(until):
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post())
+        await until(lambda: door.calls)
+        client.leave()
+        await until(lambda: not door.state.tasks)
+        assert door.cancelled == 1
+        assert door.counted() == {"499": 1}
+
+
+@pytest.mark.parametrize("behind", [post(), head("GET /page HTTP/1.1"), post()[:-1]])
+async def test_a_connection_that_is_lost_with_requests_in_line_ends_its_call(until, behind):
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post() + behind)
+        await until(lambda: door.calls)
+        client.protocol.transport.abort()
+        await until(lambda: not door.state.connections)
+        await turns(10)
+        door.go_on.set()
+        await until(lambda: not door.state.tasks)
+        assert len(door.calls) == 1
+        assert door.cancelled == 1
+
+
+@pytest.mark.parametrize("size", [10, 70_000, 600_000])
+async def test_a_client_that_leaves_while_it_sends_makes_no_call(until, size):
+    async with Door() as door:
+        client = await door.connect()
+        await client.send(post(bytes_of(size))[:-1])
+        await until(lambda: door.state.tasks)
+        client.leave()
+        await until(lambda: not door.state.tasks)
+        assert door.calls == []
+        assert door.counted() == {"499": 1}
+
+
+# -- heads that are too large, and what is no HTTP
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        head(f"GET /find?text={'x' * HEAD} HTTP/1.1"),
+        head(f"GET /page?text={'x' * HEAD} HTTP/1.1"),
+        head("GET /find HTTP/1.1", f"x-large: {'x' * HEAD}"),
+        head("GET /find HTTP/1.1", f"{'x' * HEAD}: large"),
+        head("GET /find HTTP/1.1", *(f"x-{number}: {'x' * 90}" for number in range(700))),
+        head(f"GET /{'x' * HEAD}")[:-4],
+        head("GET /page HTTP/1.1", f"x-large: {'x' * HEAD}")[:-4],
+    ],
+)
+@pytest.mark.parametrize("step", [100_000, 5_000])
+@pytest.mark.parametrize("first", [0, 1, 600_000])
+async def test_a_head_that_is_too_large_is_refused(large, step, first):
+    async with Door() as door:
+        client = await door.connect()
+        if first:
+            await client.send(post(bytes_of(first)))
+            assert (await client.answer()).status == 200
+        await client.send(large, cuts=range(step, len(large), step))
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (431, "head_too_large")
+        assert answer.headers["connection"] == "close"
+        assert await client.rest() == b""
+        assert len(door.calls) == bool(first)
+
+
+async def test_a_head_that_is_large_enough():
+    async with Door() as door:
+        client = await door.connect()
+        data = post(bytes_of(600_000), "/echo", f"x-large: {'x' * (HEAD - 200)}")
+        for _ in range(2):
+            assert (await client.ask(data)).status == 200
+        await client.lives()
+
+
+async def test_a_large_head_behind_a_large_body(until):
+    async with Door() as door:
+        client = await door.connect()
+        await client.send(post(bytes_of(600_000)) + head("GET / HTTP/1.1", f"x: {'x' * HEAD}"))
+        assert [(await client.answer()).status for _ in range(2)] == [200, 431]
+        assert await client.rest() == b""
+
+
+async def test_the_fields_behind_a_body_are_part_of_the_limit(until):
+    async with Door() as door:
+        client = await door.connect()
+        await client.send(chunked(b"body")[:-2])
+        for number in range(200):
+            await client.send(head(f"x-{number}: {'x' * 10_000}")[:-2])
+            await turns(3)
+        await client.send(b"\r\n")
+        assert (await client.answer()).status in (400, 413, 431)
+        assert await client.rest() == b""
+
+
+async def test_the_fields_behind_a_body_are_no_headers():
+    """A proxy in front may have taken a header away that must not come back this way."""
+    async with Door() as door:
+        client = await door.connect()
+        data = chunked(b"body")[:-2] + head("x-request-id: evil", "x-user: evil")
+        assert (await client.ask(data)).headers["x-request-id"] != "evil"
+        assert b"evil" not in door.calls[0].headers
+        await client.lives()
+
+
+MALFORMED = [
+    b"nonsense\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /find HTTP/9.9\r\n\r\n",
+    b"GET /find\xff HTTP/1.1\r\n\r\n",
+    b"GET nowhere:1 HTTP/1.1\r\n\r\n",
+    b"CONNECT host:443 HTTP/1.1\r\n\r\n",
+    head("POST /echo HTTP/1.1", "content-length: x"),
+    head("POST /echo HTTP/1.1", "content-length: -1"),
+    head("POST /echo HTTP/1.1", "content-length: 1", "content-length: 2"),
+    head("POST /echo HTTP/1.1", "content-length: 1", "transfer-encoding: chunked"),
+    head("POST /echo HTTP/1.1", "transfer-encoding: chunked") + b"x\r\n",
+    head("POST /echo HTTP/1.1", "x-a : b"),
+    head("POST /echo HTTP/1.1", "x-a: \x00"),
+    head("POST /page HTTP/1.1", "transfer-encoding: chunked") + b"5\r\n123456\r\n",
+]
+
+
+@pytest.mark.parametrize("data", MALFORMED)
+@pytest.mark.parametrize("before", [None, b"1", bytes_of(70_000)])
+async def test_what_is_no_http_is_refused(data, before):
+    async with Door() as door:
+        client = await door.connect()
+        if before is not None:
+            assert (await client.ask(post(before))).status == 200
+        answer = await client.ask(data)
+        assert (answer.status, answer.code) == (400, "bad_request")
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["connection"] == "close"
+        assert await client.rest() == b""
+        assert len(door.calls) == (before is not None)
+
+
+@pytest.mark.parametrize("data", [MALFORMED[0], head("GET / HTTP/1.1", f"x: {'x' * HEAD}")])
+@pytest.mark.parametrize("size", [1, 70_000])
+async def test_a_refusal_is_not_taken_for_the_answer_to_an_earlier_request(until, data, size):
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post(bytes_of(size)) + data)
+        await until(lambda: door.calls or not door.state.connections)
+        await turns(20)
+        door.go_on.set()
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, bytes_of(size)[:100])
+        assert (await client.answer()).status in (400, 431)
+        assert await client.rest() == b""
+
+
+# -- idle connections
+
+
+class Clock:
+    """A loop whose time stands still until `go` moves it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._time = 1000.0
+        self._timers: list[tuple[float, object]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._loop, name)
+
+    def time(self) -> float:
+        return self._time
+
+    def call_later(self, seconds: float, callback) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, (), self._loop)
+        self._timers.append((self._time + seconds, handle))
+        return handle
+
+    def go(self, seconds: float) -> None:
+        until = self._time + seconds
+        while due := [timer for timer in self._timers if timer[0] <= until]:
+            timer = min(due, key=lambda timer: timer[0])
+            self._timers.remove(timer)
+            self._time = timer[0]
+            if not timer[1].cancelled():
+                timer[1]._run()
+        self._time = until
+
+
+async def watched(door: Door) -> tuple[Client, Clock]:
+    client, clock = await door.connect(), Clock()
+    client.protocol.loop = clock
+    await client.lives()
+    return client, clock
+
+
+async def test_an_idle_connection_is_closed():
+    async with Door(keep_alive_s=10) as door:
+        client, clock = await watched(door)
+        clock.go(9)
+        await client.lives()
+        clock.go(9)  # the timer of the first request fires, but it had another
+        await client.lives()
+        clock.go(9.9)
+        await client.lives()
+        clock.go(10.1)
+        assert await client.rest() == b""
+
+
+async def test_an_idle_connection_is_closed_by_the_loops_own_clock():
+    async with Door(keep_alive_s=0.01) as door:
+        client = await door.connect()
+        await client.lives()
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("path", ["/echo", "/tokens"])
+async def test_a_busy_connection_is_not_closed(until, path):
+    async with Door(keep_alive_s=10) as door:
+        client, clock = await watched(door)
+        door.reply = "hold"
+        await client.send(post(b"12", path))
+        await until(lambda: len(door.calls) == 2)
+        clock.go(100)
+        door.go_on.set()
+        assert (await client.answer()).status == 200
+        clock.go(9)
+        await client.lives()
+        clock.go(10.1)
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("size", [10, 600_000])
+async def test_a_connection_whose_body_is_on_its_way_is_not_closed(until, size):
+    async with Door(keep_alive_s=10) as door:
+        client, clock = await watched(door)
+        data = post(bytes_of(size))
+        await client.send(data[: -size // 2])
+        await until(lambda: door.state.tasks)
+        clock.go(100)
+        assert (await client.ask(data[-size // 2 :])).status == 200
+        clock.go(10.1)
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("request_", [post(b"123", "/find"), post(b"1", "/echo", "traceparent: x")])
+async def test_bytes_behind_the_answer_do_not_keep_a_connection_for_ever(until, request_):
+    """A body that was refused, or the empty line that some clients send behind theirs."""
+    async with Door(keep_alive_s=10) as door:
+        client, clock = await watched(door)
+        request_ += b"\r\n"
+        await client.ask(request_[:-3] if b"/find" in request_ else request_[:-2])
+        await client.send(request_[-3:] if b"/find" in request_ else request_[-2:])
+        await turns(10)
+        clock.go(10.1)
+        clock.go(10.1)
+        assert client.protocol.transport.is_closing()
+        assert await client.rest() == b""
