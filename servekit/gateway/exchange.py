@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from servekit.core.call import Buffer
+from servekit.core.room import room
 from servekit.gateway.routes import Route
 
 _JOIN_BYTES: Final = 64 * 1024
@@ -117,8 +118,8 @@ class Exchange:
 
     # -- the request, as it comes ------------------------------------------------------------
 
-    def room(self) -> bytearray | None:
-        """Return a buffer of the body's declared size that begins with what is here of it.
+    def room(self) -> tuple[bytearray, int] | None:
+        """Return a buffer of the body's declared size, and how much of it is filled already.
 
         None when it has no such size, is refused, or is nearly here.
         """
@@ -127,17 +128,12 @@ class Exchange:
         length = dict(self.headers).get(b"content-length", b"")
         if not length.isdigit() or len(length) > 9:
             return None
-        size = int(length)
-        if size > min(self.route.max_body, _MAX_ROOM) or size - self._size < _MIN_LEFT:
+        size, here = int(length), self._size
+        if size > min(self.route.max_body, _MAX_ROOM) or size - here < _MIN_LEFT:
             return None
-        body = bytearray(size)
-        body[: self._size] = b"".join(self._body)
-        return body
-
-    @property
-    def size(self) -> int:
-        """Bytes of the body that have come."""
-        return self._size
+        body = room(size)
+        body[:here] = b"".join(self._body)
+        return body, here
 
     def fill(self, body: bytearray) -> None:
         """Take the whole body, in place of what was fed of it."""

@@ -23,10 +23,8 @@ from servekit.gateway.answer import error_answer
 from servekit.gateway.continuation import Continuation, head_without_upgrade
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.routes import Methods
-from servekit.gateway.upload import Upload
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
-_LARGE: Final = 16 * 1024
 
 
 class Endpoints(Protocol):
@@ -49,18 +47,18 @@ class HttpProtocol(HttpToolsProtocol):
         config: uvicorn's.
         server_state: uvicorn's.
         app_state: uvicorn's.
+        loop: The loop it belongs to; None is the running one.
     """
 
     def __init__(
         self,
         endpoints: Endpoints,
-        *,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop or asyncio.get_running_loop())
+        super().__init__(config, server_state, app_state, loop or asyncio.get_running_loop())
         self._endpoints = endpoints
         self.parser: Any
         # The request that is parsed: uvicorn's cycle, or an exchange.
@@ -79,7 +77,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     # -- bytes -------------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: Buffer) -> None:
         """Take bytes; refuse what goes on for too long without being a body."""
         if self._refusal is not None:
             return
@@ -88,10 +86,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._feed(data)
         if self._loose_bytes > _MAX_HEAD_BYTES:
             self._refuse(_too_large())
-        elif len(data) >= _LARGE and self._exchange is not None and not self.pipeline:
-            self._upload(self._exchange)
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: Buffer) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -105,16 +101,19 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(BadRequest(f"this is no HTTP request: {str(error)[:100]}"))
 
-    def _upload(self, exchange: Exchange) -> None:
-        """Read the rest of a large body past the parser."""
-        body = exchange.room()
-        if body is not None and not self.transport.is_closing():
-            Upload(self.transport, self, exchange, body, self._uploaded)
+    def room(self) -> tuple[bytearray, int] | None:
+        """Return a buffer for the rest of a large body, and how much of it is filled already."""
+        exchange = self._exchange
+        if exchange is None or self.pipeline or self.transport.is_closing():
+            return None
+        return exchange.room()
 
-    def _uploaded(self) -> None:
-        # The old parser still waits for the body, of which it saw only the beginning.
+    def body_received(self, body: bytearray) -> None:
+        """Take a whole body of whose end the parser knows nothing."""
         self.parser = _parser(self)
         self._in_body = False
+        if self._exchange is not None:
+            self._exchange.fill(body)
 
     def _refuse(self, error: CallError) -> None:
         """Answer bytes that are no request, in their turn, and hang up."""

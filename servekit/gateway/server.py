@@ -9,7 +9,8 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from servekit.gateway.protocol import Endpoints, HttpProtocol
+from servekit.gateway.protocol import Endpoints
+from servekit.gateway.reader import Reader
 
 _KEEP_ALIVE_S = 75
 
@@ -27,7 +28,7 @@ class Server(uvicorn.Server):
     def __init__(
         self, endpoints: Endpoints, app: ASGIApp, listener: socket.socket, *, drain_s: float
     ) -> None:
-        protocol: Callable[..., Any] = partial(HttpProtocol, endpoints)
+        protocol: Callable[..., Any] = partial(Reader, endpoints)
         config = uvicorn.Config(
             app,
             http=cast("Any", protocol),

@@ -25,6 +25,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from servekit.core.call import Buffer, Call, Load
+from servekit.core.room import room
 from servekit.errors import WireError
 
 PROTOCOL = 1
@@ -152,7 +153,7 @@ class FrameReader:
 
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
-        self._ring = bytearray(4 * LARGE)
+        self._ring = bytearray(2 * LARGE)
         self._view = memoryview(self._ring)
         self._start = self._end = 0
         self._large: bytearray | None = None
@@ -217,7 +218,7 @@ class FrameReader:
         """Give a frame a buffer of its own, in which what is `-before` bytes in lies aligned."""
         self._shift = before & 7
         self._filled = self._shift + self._end - start
-        self._large = bytearray(self._shift + size)
+        self._large = room(self._shift + size)
         self._large[self._shift : self._filled] = self._view[start : self._end]
         self._start = self._end = 0
 

@@ -1,0 +1,83 @@
+"""Reading a client's connection: small requests by way of the parser, large bodies past it.
+
+By way of the parser each byte of a body would be copied three times: out of the event loop's
+buffer, out of the parser, and into one piece. So only the beginning of a large body is parsed; the
+rest is received straight into the buffer that is sent on.
+"""
+
+import asyncio
+from typing import Any, Final, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from servekit.gateway.protocol import Endpoints, HttpProtocol
+
+_LARGE: Final = 16 * 1024
+_SHARED: Final = memoryview(bytearray(64 * 1024))
+"""Where all connections read: what is in it is parsed before the next one does."""
+
+
+class Reader(asyncio.BufferedProtocol):
+    """What the event loop knows as a connection's protocol.
+
+    Args:
+        endpoints: Answers the requests for endpoints.
+        config: uvicorn's.
+        server_state: uvicorn's.
+        app_state: uvicorn's.
+
+    Attributes:
+        protocol: Parses, and answers.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        *,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.protocol = HttpProtocol(endpoints, config, server_state, app_state, _loop)
+        self._body: bytearray | None = None
+        self._filled = 0
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Return where the next bytes go: in a body up to its end, and no further."""
+        if self._body is None:
+            return _SHARED
+        return memoryview(self._body)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take note that bytes have come."""
+        if self._body is None:
+            self.protocol.data_received(_SHARED[:nbytes])
+            if nbytes >= _LARGE and (room := self.protocol.room()) is not None:
+                self._body, self._filled = room
+            return
+        self._filled += nbytes
+        if self._filled == len(self._body):
+            body, self._body = self._body, None
+            self.protocol.body_received(body)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection."""
+        self.protocol.connection_made(cast("asyncio.Transport", transport))
+
+    def eof_received(self) -> None:
+        """Hang up: a client that will not send any more can't ask any more."""
+        self.protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take note that the client is gone."""
+        self.protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Take note that the client does not read."""
+        self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Take note that the client reads again."""
+        self.protocol.resume_writing()
