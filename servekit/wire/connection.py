@@ -7,6 +7,7 @@ Frames come in from a transport and go out to it; either side may call the other
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from typing import cast
 
@@ -23,6 +24,7 @@ from servekit.wire.outbox import Outbox
 
 MAX_FRAME = 1 << 30
 """Largest frame in bytes that a greeted peer may send."""
+_SEND_BUFFER = 1 << 20
 _MAX_GREETING = 4096
 _GREETING_TIMEOUT_S = 5.0
 
@@ -153,6 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         """Greet the peer."""
         self._transport = cast("asyncio.Transport", transport)
         self._outbox.open(self._transport)
+        _widen(transport)
         self._outbox.send(self._greeting.start())
         self._loop.call_later(self._greeting_s, self._greeting_is_due)
 
@@ -242,3 +245,10 @@ class Connection(asyncio.BufferedProtocol):
             self._reader.max_frame = MAX_FRAME
             if not self._greeted.done():
                 self._greeted.set_result(None)
+
+
+def _widen(transport: asyncio.BaseTransport) -> None:
+    """Let a whole array lie between the two sides of a unix socket, if the system allows it."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)

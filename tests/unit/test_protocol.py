@@ -15,6 +15,7 @@ from tests.door import (
     chunked,
     get,
     head,
+    loop,  # noqa: F401  (each test runs on either loop)
     post,
     turns,
 )
