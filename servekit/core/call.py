@@ -39,11 +39,6 @@ class Payload(msgspec.Struct, eq=False):
     content_type: str
     segments: Sequence[Buffer]
 
-    @property
-    def nbytes(self) -> int:
-        """Size of all segments in bytes."""
-        return sum(map(len, self.segments))
-
 
 EMPTY = Payload(JSON, (b"",))
 

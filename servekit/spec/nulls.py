@@ -34,8 +34,8 @@ def _stray(value: Any, schema: Any, definitions: _Schema, path: _Path) -> _Path 
         fitting = [branch for branch in branches if _fits(value, _resolved(branch, definitions))]
         if not fitting:
             return path if value is None else None
-        found = [_stray(value, branch, definitions, path) for branch in fitting]
-        return None if None in found else found[0]
+        all_found = [_stray(value, branch, definitions, path) for branch in fitting]
+        return None if None in all_found else all_found[0]
     if value is None:
         return None if _fits(value, schema) else path
     for step, child, below in _children(value, schema):
@@ -53,7 +53,7 @@ def _resolved(schema: Any, definitions: _Schema) -> _Schema:
 
 def _fits(value: Any, schema: _Schema) -> bool:
     if "const" in schema:
-        return value == schema["const"]
+        return bool(value == schema["const"])
     if "enum" in schema:
         return value in schema["enum"]
     kinds = schema.get("type")

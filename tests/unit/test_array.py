@@ -330,7 +330,8 @@ def test_raw_bytes_find_one_free_dim():
 
 
 def test_torch_tensors():
-    torch = pytest.importorskip("torch")
+    import torch  # here, since it takes seconds
+
     spec = spec_of(torch.Tensor)
     assert spec.library == "torch"
     assert Array["float32", "N"].narrowed(torch.Tensor).library == "torch"

@@ -1,12 +1,10 @@
 """Calls, replies, payloads, and the context that a method sees."""
 
-from array import array
-
 import msgspec
 import pytest
 
 from servekit.core import call as call_module
-from servekit.core.call import BINARY, EMPTY, JSON, Call, Payload, Reply, new_request_id
+from servekit.core.call import EMPTY, JSON, Call, Payload, Reply, new_request_id
 from servekit.core.context import CURRENT, Headers, RequestContext, current
 from servekit.errors import ServekitError
 from tests.calls import make_call
@@ -20,11 +18,6 @@ def test_request_ids_are_fresh_and_hex():
     ids = {new_request_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(len(id_) == 16 and int(id_, 16) >= 0 for id_ in ids)
-
-
-def test_nbytes_counts_bytes_also_of_wide_views():
-    wide = memoryview(array("d", [1.0, 2.0]))
-    assert Payload(BINARY, (b"abc", bytearray(2), wide)).nbytes == 3 + 2 + 16
 
 
 def test_remaining(monkeypatch):
