@@ -25,8 +25,8 @@ _PROVEN_S = 10.0
 """A replica that lived this long ends the back-off."""
 _DOWN_AFTER = 3
 """Failures in a row after which calls are refused instead of held."""
-_KILL_AFTER_S = 6.0
-"""A replica that did not answer for this long is killed."""
+KILL_AFTER_S = 6.0
+"""A process that did not answer for this long, in seconds, is killed."""
 _END_S = 1.0
 """What a replica that has no calls on board gets to end by itself."""
 
@@ -263,7 +263,7 @@ class Pool:
                 self._changed()
             if well is State.READY and now() - member.ready_at > _PROVEN_S:
                 self._failures = 0
-            if member.failing_since and now() - member.failing_since > _KILL_AFTER_S:
+            if member.failing_since and now() - member.failing_since > KILL_AFTER_S:
                 _log.error("replica hangs, killing it", replica=member.id)
                 self._tasks.spawn(member.end(0.0), name=f"kill {member.id}")
 

@@ -38,7 +38,7 @@ from servekit.engine.description import Described
 from servekit.engine.devices import detect
 from servekit.engine.member import Member, State, spawn
 from servekit.engine.placement import Placement, allocate
-from servekit.engine.pool import Pool
+from servekit.engine.pool import KILL_AFTER_S, Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
 from servekit.errors import CallError, ConfigError
@@ -84,6 +84,7 @@ class Supervisor:
         self._serial = 0
         self._last_replica = 0
         self._gateway: Process | None = None
+        self._silent_since: float | None = None
         self._closing = False
         self._started_at = now()
         self._metrics = Metrics(replica="supervisor")
@@ -331,12 +332,8 @@ class Supervisor:
     async def _tick(self) -> None:
         while not self._closing:
             await asyncio.sleep(_TICK_S)
-            waiting: dict[str, int] = {}
-            if self._gateway is not None:
-                with contextlib.suppress(CallError):
-                    stats = await self._gateway.ask("stats", answer=Stats, timeout_s=2.0)
-                    waiting = dict(stats.waiting)
-            await asyncio.gather(*(pool.check() for pool in self._pools.values()))
+            checks = asyncio.gather(*(pool.check() for pool in self._pools.values()))
+            waiting, _ = await asyncio.gather(self._check_gateway(), checks)
             for pool in self._pools.values():
                 for member in pool.members:
                     for name, count in member.stats.waiting.items():
@@ -344,6 +341,23 @@ class Supervisor:
             for name, pool in self._pools.items():
                 pool.waiting = waiting.get(name, 0)
                 pool.scale(now())
+
+    async def _check_gateway(self) -> dict[str, int]:
+        """Probe the gateway; returns how many calls wait in it, by service."""
+        gateway = self._gateway
+        if gateway is None or gateway.ended.done():
+            return {}
+        try:
+            stats = await gateway.ask("stats", answer=Stats, timeout_s=2.0)
+        except CallError:
+            self._silent_since = self._silent_since or now()
+            if now() - self._silent_since > KILL_AFTER_S:
+                _log.error("gateway hangs, killing it", pid=gateway.pid)
+                gateway.signal(signal.SIGKILL)
+                self._silent_since = None
+            return {}
+        self._silent_since = None
+        return dict(stats.waiting)
 
     async def _on_wake(self, body: bytes) -> Nothing:
         wake = msgspec.msgpack.decode(body, type=Wake)

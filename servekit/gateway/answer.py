@@ -18,12 +18,10 @@ _UNBUFFERED = b"cache-control: no-store\r\nx-accel-buffering: no\r\n"
 
 
 @lru_cache(maxsize=1024)
-def _head(content_type: str, version: str, replica: str) -> bytes:
-    """Return the header lines that the answers of one replica share."""
-    return _lines(
-        ("content-type", content_type),
-        ("x-servekit-version", version),
-        ("x-servekit-replica", replica),
+def _head(content_type: str, version: str, replica: str) -> tuple[bytes, bytes]:
+    """Return the header lines that the answers of one replica share, around the request's id."""
+    return _lines(("content-type", content_type)) + b"x-request-id: ", b"\r\n" + _lines(
+        ("x-servekit-version", version), ("x-servekit-replica", replica)
     )
 
 
@@ -35,10 +33,8 @@ def _lines(*headers: tuple[str, str]) -> bytes:
 
 def send_whole(exchange: Exchange, call: Call, reply: Reply, payload: Payload) -> None:
     """Send an answer of one piece."""
-    head = _head(payload.content_type, reply.version, reply.replica)
-    exchange.send(
-        200, b"%bx-request-id: %b\r\n" % (head, call.request_id.encode()), payload.segments[0]
-    )
+    before, after = _head(payload.content_type, reply.version, reply.replica)
+    exchange.send(200, before + call.request_id.encode() + after, payload.segments[0])
 
 
 async def send_stream(exchange: Exchange, call: Call, reply: Reply) -> int:
@@ -50,8 +46,8 @@ async def send_stream(exchange: Exchange, call: Call, reply: Reply) -> int:
         The status to count: 200, or that of the error.
     """
     raw = call.accept.startswith(BINARY)
-    head = _head(BINARY if raw else EVENT_STREAM, reply.version, reply.replica)
-    exchange.begin(b"%bx-request-id: %b\r\n%b" % (head, call.request_id.encode(), _UNBUFFERED))
+    before, after = _head(BINARY if raw else EVENT_STREAM, reply.version, reply.replica)
+    exchange.begin(before + call.request_id.encode() + after + _UNBUFFERED)
     stream = reply.stream
     try:
         assert stream is not None

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from servekit.errors import CallError, NotFound, suggest
+from servekit.gateway.request import request_id_of
 from servekit.protocols.openapi import document
 from servekit.spec.app import AppSpec
 
@@ -79,12 +80,16 @@ class Site:
 
     async def _error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code != NotFound.status:
-            body = CallError(error.detail).details()
-            return JSONResponse({"error": body}, error.status_code, headers=error.headers)
-        path = request.url.path
-        missing = NotFound(f"there is no route {path}.{suggest(path, self._paths)}")
-        return JSONResponse({"error": missing.details()}, NotFound.status)
+        shown: CallError
+        if error.status_code == NotFound.status:
+            path = request.url.path
+            shown = NotFound(f"there is no route {path}.{suggest(path, self._paths)}")
+        else:
+            shown = CallError(error.detail)
+        request_id = request_id_of(request.scope["headers"])
+        body = {"error": shown.details() | {"request_id": request_id}}
+        headers = {**(error.headers or {}), "x-request-id": request_id}
+        return JSONResponse(body, error.status_code, headers=headers)
 
 
 def _page(name: str) -> Callable[[Request], Awaitable[Response]]:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.flow.harness import Load, serving, show, until
+from tests.flow.harness import Load, alive, serving, show, until
 
 
 @pytest.mark.parametrize("target", ["Root", "LoneRoot"])
@@ -104,6 +104,21 @@ async def test_a_replica_that_stops_is_replaced():
             await load.goes_on()
         assert load.check().keys() == {"200"}
         assert "replica hangs" in app.text
+
+
+async def test_a_gateway_that_stops_is_replaced():
+    """SIGSTOP: it is killed, and another one answers on the same port."""
+    async with serving("graph.py:Root") as app:
+        gateway = app.process("gateway_worker")
+        os.kill(gateway, signal.SIGSTOP)
+        await until(lambda: not alive(gateway), "the stopped gateway is gone")
+
+        async def answers():
+            return (await app.post("/echo", {"x": 3})).status == 200
+
+        await until(answers, "it answers again")
+        assert app.process("gateway_worker") != gateway
+        assert "gateway hangs" in app.text
 
 
 async def test_kill_9_of_the_gateway():
