@@ -6,12 +6,9 @@ common (errors, headers). Equal apps give equal documents, to the order of their
 refused: an app that could be described can be documented.
 """
 
-import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY
 from servekit.errors import (
@@ -25,22 +22,12 @@ from servekit.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from servekit.protocols.models import REF, Models, Schema
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
-
-Schema = dict[str, Any]
-Direction = Literal["Input", "Output"]
 
 OPENAPI_VERSION: Final = "3.1.0"
 
-_REF: Final = "#/components/schemas/"
-_LOCAL: Final = "#/$defs/"
 _BATCH: Final = "/batch"
-_NAMED: Final = {"properties", "patternProperties", "dependentSchemas", "$defs"}
-"""Keywords whose values are schemas by name, so that a property may be called `default`."""
-_UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]")
-"""What the name of a component can't have in it."""
-_DATA: Final = {"default", "const", "enum", "examples", "example"}
-"""Keywords whose values are data, in which nothing is a reference."""
 
 _CONVENTIONS: Final = (
     "Bodies are JSON or MessagePack of the same form; in MessagePack, bytes are `bin` values and "
@@ -85,11 +72,11 @@ def document(app: AppSpec) -> dict[str, Any]:
     """Return the document; its values are JSON's."""
     root = app.service(app.root)
     operations = list(_operations(app))
-    names = _Names(operations)
+    models = Models([(o.service.name, o.endpoint) for o in operations], _error_schemas())
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         item = paths.setdefault(operation.path, {})
-        item[operation.endpoint.method.lower()] = _operation(operation, names)
+        item[operation.endpoint.method.lower()] = _operation(operation, models)
     summary, description = _doc(root.doc)
     info = {
         "title": app.root,
@@ -104,7 +91,7 @@ def document(app: AppSpec) -> dict[str, Any]:
         "tags": _tags(operations),
         "paths": paths,
         "components": {
-            "schemas": {**names.schemas, **_error_schemas()},
+            "schemas": {**models.schemas, **_error_schemas()},
             "parameters": _parameters(),
             "headers": _headers(),
             "responses": _error_responses(),
@@ -144,7 +131,7 @@ def _operations(app: AppSpec) -> Iterator[_Operation]:
                 yield _Operation(service, endpoint, path + _BATCH, many=True)
 
 
-def _operation(operation: _Operation, names: "_Names") -> dict[str, Any]:
+def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
     service, endpoint, _, many = operation
     summary, description = _doc(endpoint.doc)
     if many:
@@ -155,10 +142,10 @@ def _operation(operation: _Operation, names: "_Names") -> dict[str, Any]:
         "tags": list(dict.fromkeys([service.name, *endpoint.tags])),
         "summary": summary or _readable(endpoint.name) + " (batch)" * many,
         "description": description.strip(),
-        "parameters": [*_query(operation, names), *_shared_parameters(endpoint)],
-        "requestBody": _request_body(operation, names),
+        "parameters": [*_query(operation, models), *_shared_parameters(endpoint)],
+        "requestBody": _request_body(operation, models),
         "responses": {
-            "200": _success(operation, names),
+            "200": _success(operation, models),
             **{
                 str(error.status): {"$ref": f"#/components/responses/{type(error).__name__}"}
                 for error in _ERRORS
@@ -208,11 +195,11 @@ def _readable(name: str) -> str:
 # ---- requests
 
 
-def _query(operation: _Operation, names: "_Names") -> Iterator[dict[str, Any]]:
+def _query(operation: _Operation, models: Models) -> Iterator[dict[str, Any]]:
     endpoint = operation.endpoint
     if endpoint.method != "GET":
         return
-    schema = names.of(operation, "Input")
+    schema = models.of(operation.endpoint, "Input")
     required = schema.get("required", [])
     properties: dict[str, Schema] = schema.get("properties", {})
     for name in dict.fromkeys([*required, *properties]):
@@ -231,11 +218,11 @@ def _shared_parameters(endpoint: EndpointSpec) -> list[dict[str, str]]:
     ]
 
 
-def _request_body(operation: _Operation, names: "_Names") -> dict[str, Any] | None:
+def _request_body(operation: _Operation, models: Models) -> dict[str, Any] | None:
     endpoint = operation.endpoint
     if endpoint.method == "GET":
         return None
-    schema = names.of(operation, "Input")
+    schema = models.of(operation.endpoint, "Input")
     # The object whose keys are the parameters is the only one that has no title of its own.
     by_name = schema.get("additionalProperties") is False and "title" not in schema
     if by_name and not schema.get("properties"):
@@ -270,9 +257,9 @@ def _raw(media_type: str, description: str) -> Schema:
 # ---- answers
 
 
-def _success(operation: _Operation, names: "_Names") -> dict[str, Any]:
+def _success(operation: _Operation, models: Models) -> dict[str, Any]:
     endpoint = operation.endpoint
-    schema = names.of(operation, "Output")
+    schema = models.of(operation.endpoint, "Output")
     if operation.many:
         item = {
             "oneOf": [
@@ -282,7 +269,7 @@ def _success(operation: _Operation, names: "_Names") -> dict[str, Any]:
                     "required": ["result"],
                     "properties": {"result": schema},
                 },
-                {"$ref": f"{_REF}Error"},
+                {"$ref": f"{REF}Error"},
             ]
         }
         description = "One result or error for each item, in their order."
@@ -337,7 +324,7 @@ def _error_responses() -> dict[str, Any]:
         responses[type(error).__name__] = {
             "description": f"{HTTPStatus(error.status).phrase}. {_DESCRIPTIONS[type(error)]}",
             "headers": headers,
-            "content": {JSON: {"schema": {"$ref": f"{_REF}Error"}, "example": example}},
+            "content": {JSON: {"schema": {"$ref": f"{REF}Error"}, "example": example}},
         }
     return responses
 
@@ -352,7 +339,7 @@ def _error_schemas() -> dict[str, Schema]:
             "type": "object",
             "description": "What every failed call answers.",
             "required": ["error"],
-            "properties": {"error": {"$ref": f"{_REF}ErrorDetails"}},
+            "properties": {"error": {"$ref": f"{REF}ErrorDetails"}},
         },
         "ErrorDetails": {
             "type": "object",
@@ -368,7 +355,7 @@ def _error_schemas() -> dict[str, Schema]:
                 "fields": {
                     "type": "array",
                     "description": "Each wrong field of the body, where that is the cause.",
-                    "items": {"$ref": f"{_REF}ErrorField"},
+                    "items": {"$ref": f"{REF}ErrorField"},
                 },
                 "retry_after_s": {
                     "type": "number",
@@ -438,149 +425,3 @@ def _headers() -> dict[str, Any]:
         "x-servekit-replica": header("The replica that answered."),
         "retry-after": header("Seconds after which a new attempt may succeed.", "integer"),
     }
-
-
-# ---- models
-
-
-_Target: TypeAlias = Callable[[str], str]
-"""From a reference to the one that takes its place."""
-
-
-class _Variant(NamedTuple):
-    """One of the models with some name: who uses it first, and what it is called in the end."""
-
-    service: str
-    direction: Direction
-
-
-class _Names:
-    """Moves the `$defs` of all endpoints' schemas to one place.
-
-    Two models of one name are the same if they and all that they refer to are equal. Else their
-    services' names tell them apart, and within one service the direction, as pydantic has models
-    that read and write differently: `Hit`, `Search.Hit`, `Hit.Output`.
-    """
-
-    def __init__(self, operations: list[_Operation]) -> None:
-        found: dict[str, dict[str, _Variant]] = {
-            name: {"": _Variant("", "Output")} for name in _error_schemas()
-        }
-        models: list[tuple[str, str, Schema, Mapping[str, Schema]]] = []
-        for operation in operations:
-            for direction, schema in _schemas(operation.endpoint):
-                definitions: dict[str, Schema] = schema.get("$defs", {})
-                for name in _reachable(_without_definitions(schema), definitions):
-                    key = _identity(name, definitions)
-                    variants = found.setdefault(name, {})
-                    if key not in variants:
-                        variants[key] = _Variant(operation.service.name, direction)
-                        models.append((name, key, definitions[name], definitions))
-        self._names = dict(_named(found))
-        self.schemas: dict[str, Schema] = {
-            self._names[name, key]: self._moved(schema, definitions)
-            for name, key, schema, definitions in models
-        }
-
-    def of(self, operation: _Operation, direction: Direction) -> Schema:
-        """Return an endpoint's schema, with references to the moved models."""
-        schema = dict(_schemas(operation.endpoint))[direction]
-        return self._moved(_without_definitions(schema), schema.get("$defs", {}))
-
-    def _moved(self, schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-        def target(ref: str) -> str:
-            name = _target(ref, definitions)
-            return ref if name is None else _REF + self._names[name, _identity(name, definitions)]
-
-        return _rewritten(schema, target)
-
-
-def _schemas(endpoint: EndpointSpec) -> tuple[tuple[Direction, Schema], tuple[Direction, Schema]]:
-    return ("Input", endpoint.input), ("Output", endpoint.output)
-
-
-def _without_definitions(schema: Schema) -> Schema:
-    return {key: value for key, value in schema.items() if key != "$defs"}
-
-
-def _named(found: Mapping[str, Mapping[str, _Variant]]) -> Iterator[tuple[tuple[str, str], str]]:
-    """Choose a name for every variant of every model."""
-    taken: set[str] = set()
-    for name, variants in found.items():
-        plain = _UNFIT.sub("_", name)
-        services = Counter(variant.service for variant in variants.values())
-        for key, (service, direction) in variants.items():
-            chosen = plain
-            if service and len(services) > 1:
-                chosen = f"{_UNFIT.sub('_', service)}.{plain}"
-            if services[service] > 1:
-                chosen = f"{chosen}.{direction}"
-            free, count = chosen, 1
-            while free in taken:
-                count += 1
-                free = f"{chosen}.{count}"
-            taken.add(free)
-            yield (name, key), free
-
-
-def _target(ref: str, definitions: Mapping[str, Schema]) -> str | None:
-    """Return the model that a reference leads to, past those that only refer to others."""
-    seen: set[str] = set()
-    while ref.startswith(_LOCAL) and ref not in seen:
-        seen.add(ref)
-        name = ref.removeprefix(_LOCAL).replace("~1", "/").replace("~0", "~")
-        if name not in definitions:
-            return None
-        if definitions[name].keys() != {"$ref"}:
-            return name
-        ref = definitions[name]["$ref"]
-    return None
-
-
-def _reachable(schema: Schema, definitions: Mapping[str, Schema]) -> list[str]:
-    """Return the models that a schema refers to, in order, also those behind others."""
-    found: dict[str, None] = {}
-    waiting = [schema]
-
-    def note(ref: str) -> str:
-        name = _target(ref, definitions)
-        if name is not None and name not in found:
-            found[name] = None
-            waiting.append(definitions[name])
-        return ref
-
-    while waiting:
-        _rewritten(waiting.pop(0), note)
-    return list(found)
-
-
-def _identity(name: str, definitions: Mapping[str, Schema]) -> str:
-    """Return a text that is equal for equal models only: the model and all that it refers to."""
-    names = [name, *_reachable(definitions[name], definitions)]
-    return json.dumps([[other, definitions[other]] for other in names], sort_keys=True)
-
-
-def _rewritten(schema: Schema, target: _Target) -> Schema:
-    """Return a copy of a schema whose references to models went through `target`."""
-    copy: Schema = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str):
-            copy[key] = target(value)
-        elif key == "discriminator" and isinstance(value, dict):
-            choice = cast("dict[str, Any]", value)
-            mapping: dict[str, str] = choice.get("mapping", {})
-            copy[key] = {**choice, "mapping": {tag: target(ref) for tag, ref in mapping.items()}}
-        elif key in _NAMED and isinstance(value, dict):
-            named = cast("dict[str, Any]", value)
-            copy[key] = {name: _part(part, target) for name, part in named.items()}
-        else:
-            copy[key] = value if key in _DATA else _part(value, target)
-    return copy
-
-
-def _part(value: Any, target: _Target) -> Any:
-    if isinstance(value, dict):
-        return _rewritten(cast("Schema", value), target)
-    if isinstance(value, list | tuple):
-        return [_part(part, target) for part in cast("list[Any]", value)]
-    return value
