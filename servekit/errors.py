@@ -18,6 +18,7 @@
     │   ├── InvalidInput       422  a field is wrong; `fields` says which and why
     │   ├── Overloaded         429  shed before it started; `retry_after_s`
     │   ├── HeadTooLarge       431
+    │   ├── RequestTimeout     408
     │   ├── Cancelled          499  the caller went away
     │   ├── ExecutionError     500  the user's code raised; the text is masked, the log has it
     │   ├── InvalidOutput      500  the user's code returned what it did not declare
@@ -158,6 +159,12 @@ class InvalidInput(CallError):
     """The body was parsed, but a field breaks its declared type."""
 
     status, code, grpc = 422, "invalid_input", "INVALID_ARGUMENT"
+
+
+class RequestTimeout(CallError):
+    """The client took too long to send its request."""
+
+    status, code, grpc = 408, "request_timeout", "DEADLINE_EXCEEDED"
 
 
 class HeadTooLarge(CallError):

@@ -18,13 +18,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from servekit.core.call import Buffer, new_request_id
-from servekit.errors import BadRequest, CallError, HeadTooLarge
+from servekit.errors import BadRequest, CallError, HeadTooLarge, RequestTimeout
 from servekit.gateway.answer import error_answer
 from servekit.gateway.continuation import Continuation, head_without_upgrade
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.routes import Methods
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
+_PATIENCE_S: Final = 10.0
+"""A head must be whole after this time, and a body is looked at every so often."""
+_MIN_BYTES_PER_S: Final = 1024
+"""What a client must send of a body on average while it is looked at."""
 
 
 class Endpoints(Protocol):
@@ -74,6 +78,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal: bytes | None = None
         self._held = False
         self._idle_since = inf
+        # Bytes received, then and now, while a request is not whole.
+        self.received = self._received_then = 0
+        self._guard: asyncio.TimerHandle | None = None
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -83,9 +90,12 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._packet = len(data)
         self._loose_bytes += len(data)
+        self.received += len(data)
         self._feed(data)
         if self._loose_bytes > _MAX_HEAD_BYTES:
             self._refuse(_too_large())
+        if self._guard is None and (self._in_head or self._in_body):
+            self._watch_sender()
 
     def _feed(self, data: Buffer) -> None:
         try:
@@ -112,6 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Take a whole body of whose end the parser knows nothing."""
         self.parser = _parser(self)
         self._in_body = False
+        self._trust_sender()
         if self._exchange is not None:
             self._exchange.fill(body)
 
@@ -149,6 +160,12 @@ class HttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         return not cycle.response_started
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        self._idle_since = self.loop.time()
+        self._watch(self.timeout_keep_alive)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End the work for a client that is gone."""
         if self._running is not None:
@@ -156,8 +173,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self.cycle = None
         super().connection_lost(exc)
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
+        for timer in (self.timeout_keep_alive_task, self._guard):
+            if timer is not None:
+                timer.cancel()
 
     # -- the parser's callbacks --------------------------------------------------------------
 
@@ -189,6 +207,7 @@ class HttpProtocol(HttpToolsProtocol):
         methods, query = self._endpoints.find(self.url)
         self._in_head, self._in_body = False, True
         self._loose_bytes = 0
+        self._trust_sender()
         parser, previous = self.parser, self.cycle
         self._upgrades = parser.should_upgrade()
         if methods is None:
@@ -234,6 +253,7 @@ class HttpProtocol(HttpToolsProtocol):
             return  # the end of its head only
         self._in_body = False
         self._loose_bytes = 0
+        self._trust_sender()
         if self._exchange is not None:
             self._exchange.end()
         else:
@@ -296,6 +316,31 @@ class HttpProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
         elif left < inf:  # a busy one is watched again after its answer
             self._watch(left)
+
+    # -- slow clients ------------------------------------------------------------------------
+
+    def _watch_sender(self) -> None:
+        self._received_then = self.received
+        self._guard = self.loop.call_later(_PATIENCE_S, self._check_sender)
+
+    def _trust_sender(self) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
+            self._guard = None
+
+    def _check_sender(self) -> None:
+        """Hang up on a client that takes for ever to send its request."""
+        self._guard = None
+        if self._refusal is not None or not (self._in_head or self._in_body):
+            return
+        if self.flow.read_paused:
+            self._watch_sender()  # it is this side that keeps the client waiting
+        elif self._in_head:
+            self._refuse(RequestTimeout(f"the head was not here after {_PATIENCE_S:.0f} s"))
+        elif self.received - self._received_then < _MIN_BYTES_PER_S * _PATIENCE_S:
+            self._refuse(RequestTimeout(f"the body came with less than {_MIN_BYTES_PER_S} bytes/s"))
+        else:
+            self._watch_sender()
 
     # -- what an exchange needs --------------------------------------------------------------
 

@@ -58,6 +58,7 @@ class Reader(asyncio.BufferedProtocol):
                 self._body, self._filled = room
             return
         self._filled += nbytes
+        self.protocol.received += nbytes
         if self._filled == len(self._body):
             body, self._body = self._body, None
             self.protocol.body_received(body)

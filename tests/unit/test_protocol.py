@@ -366,7 +366,9 @@ class Clock:
 
 async def watched(door: Door) -> tuple[Client, Clock]:
     client, clock = await door.connect(), Clock()
-    client.protocol.loop = clock
+    protocol = client.protocol
+    protocol.timeout_keep_alive_task.cancel()  # it is the real loop's
+    protocol.timeout_keep_alive_task, protocol.loop = None, clock
     await client.lives()
     return client, clock
 
@@ -409,14 +411,14 @@ async def test_a_busy_connection_is_not_closed(until, path):
 
 @pytest.mark.parametrize("size", [10, 600_000])
 async def test_a_connection_whose_body_is_on_its_way_is_not_closed(until, size):
-    async with Door(keep_alive_s=10) as door:
+    async with Door(keep_alive_s=5) as door:
         client, clock = await watched(door)
         data = post(bytes_of(size))
         await client.send(data[: -size // 2])
         await until(lambda: door.state.tasks)
-        clock.go(100)
+        clock.go(9)
         assert (await client.ask(data[-size // 2 :])).status == 200
-        clock.go(10.1)
+        clock.go(5.1)
         assert await client.rest() == b""
 
 
@@ -432,4 +434,94 @@ async def test_bytes_behind_the_answer_do_not_keep_a_connection_for_ever(until, 
         clock.go(10.1)
         clock.go(10.1)
         assert client.protocol.transport.is_closing()
+        assert await client.rest() == b""
+
+
+async def test_a_connection_that_never_asks_is_closed():
+    async with Door(keep_alive_s=0.01) as door:
+        client = await door.connect()
+        assert await client.rest() == b""
+
+
+# -- slow clients
+
+
+@pytest.mark.parametrize("parts", [(b"GET /find?",), (b"GET ", b"/find", b"?text=a HTTP/1.1\r\n")])
+async def test_a_head_that_takes_too_long_is_refused(parts):
+    async with Door() as door:
+        client, clock = await watched(door)
+        for part in parts:
+            await client.send(part)
+            await turns(5)
+            clock.go(3)
+        clock.go(10.1 - 3 * len(parts))
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (408, "request_timeout")
+        assert await client.rest() == b""
+
+
+async def test_heads_that_come_slowly_but_in_time():
+    async with Door() as door:
+        client, clock = await watched(door)
+        for _ in range(3):
+            request_ = get("still=here")
+            await client.send(request_[:9])
+            await turns(5)
+            clock.go(9)
+            assert (await client.ask(request_[9:])).status == 200
+
+
+@pytest.mark.parametrize("size", [20_000, 600_000])
+@pytest.mark.parametrize("coded", [False, True])
+async def test_a_body_that_comes_too_slowly_is_refused(until, size, coded):
+    async with Door() as door:
+        client, clock = await watched(door)
+        data = chunked(bytes_of(size)) if coded else post(bytes_of(size))
+        await client.send(data[: -size // 2])
+        await until(lambda: client.protocol._guard)
+        for _ in range(3):
+            await client.send(data[:1000])
+            await turns(10)
+            clock.go(10.1)
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (408, "request_timeout")
+        assert await client.rest() == b""
+        assert len(door.calls) == 1
+        assert door.counted() == {"200": 1, "499": 1}
+
+
+@pytest.mark.parametrize("coded", [False, True])
+async def test_a_body_may_take_long_when_it_keeps_coming(until, coded):
+    async with Door() as door:
+        client, clock = await watched(door)
+        body = bytes_of(600_000)
+        data = chunked(body) if coded else post(body)
+        for begin in range(0, len(data), 60_000):
+            await client.send(data[begin : begin + 60_000])
+            await until(lambda end=begin + 60_000: client.protocol.received >= min(end, len(data)))
+            clock.go(9.9)
+        assert (await client.answer()).body == body[:100]
+        await client.lives()
+
+
+async def test_a_client_that_is_kept_waiting_is_not_blamed_for_it(until):
+    """The second request's body waits in line, as nobody reads it."""
+    async with Door() as door:
+        client, clock = await watched(door)
+        door.reply = "hold"
+        data = post(b"1" * 100) + post(b"2" * 100)
+        await client.send(data[:-50])
+        await until(lambda: client.protocol.pipeline)
+        clock.go(100)
+        await client.send(data[-50:])
+        door.go_on.set()
+        assert (await client.answer()).body == b"1" * 100
+        assert (await client.answer()).body == b"2" * 100
+
+
+async def test_a_client_that_goes_on_sending_what_was_refused_is_hung_up_on(until):
+    async with Door() as door:
+        client, clock = await watched(door)
+        assert (await client.ask(post(b"1" * 100, "/find")[:-50])).status == 405
+        clock.go(10.1)
         assert await client.rest() == b""
