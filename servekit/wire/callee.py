@@ -28,7 +28,7 @@ class Callee:
         send: Takes the buffers of a frame.
         handler: Answers the calls.
         own_load: Gives the figures that ride on each reply.
-        writable: Waits until the peer reads again.
+        blocked: Returns what to wait for while the peer does not read, else None.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Callee:
         send: Send,
         handler: Handler,
         own_load: Callable[[], Load],
-        writable: Callable[[], asyncio.Future[None] | None],
+        blocked: Callable[[], asyncio.Future[None] | None],
     ) -> None:
         self._loop = loop
         self._send = send
         self._handler = handler
         self._own_load = own_load
-        self._writable = writable
+        self._blocked = blocked
         self._running: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, OutgoingStream] = {}
         self._idle: asyncio.Future[None] | None = None
@@ -129,7 +129,7 @@ class Callee:
             self._send(encode(Kind.REPLY, id_, _pack(head)))
             async for chunk in reply.stream:
                 await window.credit()
-                if (blocked := self._writable()) is not None:
+                if (blocked := self._blocked()) is not None:
                     await asyncio.shield(blocked)
                 window.write(chunk)
             window.flush()
