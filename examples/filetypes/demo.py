@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from itertools import cycle, islice
@@ -72,8 +73,15 @@ def main() -> int:
     say(f"Magika's model behind two services; {len(KNOWN)} files that it gets as bare bytes.\n")
     if port != PORT:
         say(f"Port {PORT} is taken, so this is port {port}.")
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopped.set()  # as well, since a library may swallow the exception
+        raise KeyboardInterrupt
+
     # SIGTERM ends us like Ctrl-C does, so that the server never outlives the demo.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     with tempfile.NamedTemporaryFile("w+", prefix="servekit-demo-", suffix=".log") as log:
         try:
             with serving(port, log) as server, httpx.Client(base_url=url, timeout=30) as client:
@@ -84,8 +92,10 @@ def main() -> int:
                     asyncio.run(burst(url))
                 if not once:
                     invite(url, log.name)
-                    if server.wait():
-                        raise NotStartedError("the server ended by itself")
+                    while not stopped.wait(0.2):
+                        if server.poll() is not None:
+                            raise NotStartedError("the server ended by itself")
+                    raise KeyboardInterrupt
         except NotStartedError as error:
             say(f"{red('Failed')}: {error}. Its log:\n")
             say("".join(Path(log.name).read_text().splitlines(keepends=True)[-40:]))
