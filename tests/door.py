@@ -11,7 +11,6 @@ from typing import Self
 
 import msgspec
 import pytest
-import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
@@ -19,7 +18,7 @@ import servekit as sk
 from servekit.core.call import BINARY, Call, Payload, Reply
 from servekit.gateway.http import Gateway
 from servekit.gateway.protocol import HttpProtocol
-from servekit.gateway.reader import Reader
+from servekit.gateway.server import Server
 from servekit.observe.families import Families
 from servekit.observe.metrics import Metrics
 from servekit.spec.describe import describe
@@ -168,17 +167,7 @@ class Door:
         self.state = ServerState()
         self._gateway = Gateway(self._handle, Families(self.metrics))
         self._gateway.serve(SPEC)
-        self._config = uvicorn.Config(
-            page,
-            http=partial(Reader, self._gateway),
-            ws="none",
-            loop="none",
-            lifespan="off",
-            proxy_headers=False,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-        )
+        self._config = Server(self._gateway, page, None, drain_s=1.0).config
         self._config.load()
         self._config.timeout_keep_alive = keep_alive_s
         self._clients: list[Client] = []
@@ -205,7 +194,10 @@ class Door:
         near, far = socket.socketpair()
         near.setblocking(False)
         make = partial(
-            Reader, self._gateway, config=self._config, server_state=self.state, app_state={}
+            self._config.http_protocol_class,
+            config=self._config,
+            server_state=self.state,
+            app_state={},
         )
         _, reader = await asyncio.get_running_loop().connect_accepted_socket(make, far)
         self._clients.append(Client(near, reader.protocol))

@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 from servekit.core.call import Buffer
 from servekit.core.room import room
 from servekit.gateway.routes import Route
+from servekit.wire.frames import LARGE
 
-_JOIN_BYTES: Final = 64 * 1024
 _MAX_ROOM: Final = 8 << 20  # what a client may have reserved by a header alone
 _MIN_LEFT: Final = 32 * 1024
 
@@ -199,7 +199,7 @@ class Exchange:
         length = b"content-length: %d\r\n\r\n" % len(body)
         if self.method == b"HEAD":
             body = b""
-        if len(body) < _JOIN_BYTES:
+        if len(body) < LARGE:
             self._wire.write(b"".join((start, head, close, length, body)))
         else:
             self._wire.write(b"".join((start, head, close, length)))
@@ -221,17 +221,21 @@ class Exchange:
         """Send a piece, not empty, once the client has read most of those before."""
         await self._wire.drain()
         if not self.disconnected:
-            self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self._wire.write(self._piece(data))
 
     def finish(self, data: bytes = b"") -> None:
         """Send the last piece, and end the answer."""
         if self.disconnected:
             return
+        last = self._piece(data) if data else b""
         if self._chunked:
-            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        if data:
-            self._wire.write(data)
+            last += b"0\r\n\r\n"
+        if last:
+            self._wire.write(last)
         self._complete()
+
+    def _piece(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
 
     def abort(self) -> None:
         """End the answer where it is, so that the client sees that it has no end."""

@@ -8,9 +8,8 @@ timer per connection instead of one per request.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
@@ -22,7 +21,7 @@ from servekit.errors import BadRequest, CallError, HeadTooLarge, RequestTimeout
 from servekit.gateway.answer import error_answer
 from servekit.gateway.continuation import Continuation, head_without_upgrade
 from servekit.gateway.exchange import Exchange
-from servekit.gateway.routes import Methods
+from servekit.gateway.http import Gateway
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 10.0
@@ -31,39 +30,27 @@ _MIN_BYTES_PER_S: Final = 1024
 """What a client must send of a body on average while it is looked at."""
 
 
-class Endpoints(Protocol):
-    """Who answers the requests for endpoints."""
-
-    def find(self, url: bytes) -> tuple[Methods | None, bytes]:
-        """Return the routes of a URL's path, if it has any, and the query."""
-        ...
-
-    def answer(self, exchange: Exchange) -> Awaitable[None]:
-        """Answer a request."""
-        ...
-
-
 class HttpProtocol(HttpToolsProtocol):
     """One client's connection; httptools itself would take headers of any size.
 
     Args:
-        endpoints: Answers the requests for endpoints.
+        gateway: Answers the requests for endpoints.
         config: uvicorn's.
         server_state: uvicorn's.
         app_state: uvicorn's.
-        loop: The loop it belongs to; None is the running one.
+        _loop: The loop it belongs to; None is the running one.
     """
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        gateway: Gateway,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        loop: asyncio.AbstractEventLoop | None = None,
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, loop or asyncio.get_running_loop())
-        self._endpoints = endpoints
+        super().__init__(config, server_state, app_state, _loop or asyncio.get_running_loop())
+        self._gateway = gateway
         self.parser: Any
         # The request that is parsed: uvicorn's cycle, or an exchange.
         self.cycle: Any = None
@@ -204,7 +191,7 @@ class HttpProtocol(HttpToolsProtocol):
             size = sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
             if size > _MAX_HEAD_BYTES:
                 raise _too_large()
-        methods, query = self._endpoints.find(self.url)
+        methods, query = self._gateway.find(self.url)
         self._in_head, self._in_body = False, True
         self._loose_bytes = 0
         self._trust_sender()
@@ -226,10 +213,10 @@ class HttpProtocol(HttpToolsProtocol):
             expects=self.expect_100_continue,
         )
         if previous is None or previous.response_complete:
-            self._start_asgi_task(exchange, self._endpoints.answer)
+            self._start_asgi_task(exchange, self._gateway.answer)
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((exchange, self._endpoints.answer))
+            self.pipeline.appendleft((exchange, self._gateway.answer))
 
     def _to_app(self) -> None:
         """Let uvicorn handle the head, as if it had seen all of it."""

@@ -6,12 +6,9 @@ rest is received straight into the buffer that is sent on.
 """
 
 import asyncio
-from typing import Any, Final, cast
+from typing import Final, cast
 
-from uvicorn.config import Config
-from uvicorn.server import ServerState
-
-from servekit.gateway.protocol import Endpoints, HttpProtocol
+from servekit.gateway.protocol import HttpProtocol
 
 _LARGE: Final = 16 * 1024
 _SHARED: Final = memoryview(bytearray(64 * 1024))
@@ -22,25 +19,11 @@ class Reader(asyncio.BufferedProtocol):
     """What the event loop knows as a connection's protocol.
 
     Args:
-        endpoints: Answers the requests for endpoints.
-        config: uvicorn's.
-        server_state: uvicorn's.
-        app_state: uvicorn's.
-
-    Attributes:
         protocol: Parses, and answers.
     """
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        *,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self.protocol = HttpProtocol(endpoints, config, server_state, app_state, _loop)
+    def __init__(self, protocol: HttpProtocol) -> None:
+        self.protocol = protocol
         self._body: bytearray | None = None
         self._filled = 0
 

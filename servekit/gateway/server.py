@@ -2,14 +2,14 @@
 
 import contextlib
 import socket
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Generator
 from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from servekit.gateway.protocol import Endpoints
+from servekit.gateway.http import Gateway
+from servekit.gateway.protocol import HttpProtocol
 from servekit.gateway.reader import Reader
 
 _KEEP_ALIVE_S = 75
@@ -19,19 +19,22 @@ class Server(uvicorn.Server):
     """An HTTP server on a socket that is already bound.
 
     Args:
-        endpoints: Answers the requests for endpoints.
+        gateway: Answers the requests for endpoints.
         app: The ASGI app that answers all others.
         listener: The listening socket.
         drain_s: Longest wait for running requests at the end.
     """
 
     def __init__(
-        self, endpoints: Endpoints, app: ASGIApp, listener: socket.socket, *, drain_s: float
+        self, gateway: Gateway, app: ASGIApp, listener: socket.socket, *, drain_s: float
     ) -> None:
-        protocol: Callable[..., Any] = partial(Reader, endpoints)
+
+        def connection(**settings: Any) -> Reader:
+            return Reader(HttpProtocol(gateway, **settings))
+
         config = uvicorn.Config(
             app,
-            http=cast("Any", protocol),
+            http=cast("Any", connection),
             ws="none",
             loop="none",
             lifespan="off",

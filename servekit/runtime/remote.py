@@ -143,16 +143,8 @@ class RemoteStream(Remote):
     being closed; leaving the iteration closes it once nobody refers to it any more.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        handler: Handler,
-        decode: Callable[[Payload], Any],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(call, handler, decode, loop)
-        self._reply: Reply | None = None
-        self._closed = False
+    _reply: Reply | None = None
+    _closed = False
 
     def __aiter__(self) -> Self:
         return self

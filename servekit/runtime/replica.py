@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from servekit.core.call import JSON, Call, Load, Payload, Reply, now
+from servekit.core.call import EMPTY, Call, Load, Reply, now
 from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import CallError, NotFound, SetupError, is_shed, suggest
 from servekit.observe.families import Families
@@ -32,7 +32,6 @@ ASYNC_LIMIT = 256
 """Async calls at once of a service that sets no `Limits.max_ongoing`."""
 
 _HEALTH_TIMEOUT_S = 5.0
-_NO_BODY = Payload(JSON, (b"",))
 _log = get_logger("servekit.replica")
 
 
@@ -132,7 +131,7 @@ class Replica:
             runner = kind(self._instance, definition, slots, self._threads, meter)
         self._runners[definition.name] = (runner, meter)
         with contextlib.suppress(CallError):  # builds the validator, so that no call has to wait
-            definition.schemas[0].decode(_NO_BODY)
+            definition.schemas[0].decode(EMPTY)
 
     async def _run_hooks(self, kind: HookKind) -> None:
         for hook in self._definition.hooks.get(kind, ()):

@@ -168,7 +168,7 @@ def unpack(data: Buffer) -> Any:
 # ---- numbers that JSON doesn't have
 
 
-def overflow(document: bytes) -> str | None:
+def overflow(document: bytes | bytearray) -> str | None:
     """Return the path of a number too large for a float (`1e400`), or None."""
     if _OVERFLOW.search(document) is None:
         return None

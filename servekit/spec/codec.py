@@ -131,7 +131,7 @@ class Codec:
                 return self._read_raw(BINARY, segments[0])  # an image, a PDF: bytes all the same
             segments = self.segments(payload)
         document = segments[0]
-        if type(document) is not bytes:
+        if isinstance(document, memoryview):
             document = bytes(document)
         if internal:
             validator = self._validator
@@ -225,12 +225,14 @@ class Codec:
     def _document(self, value: Any, segments: list[Buffer] | None) -> bytes:
         if not self._mutable:
             return self._serializer.to_json(value, context=segments, by_alias=True)
-        # By default a model writes NaN as null; as a tree it stays NaN.
-        tree = self._tree(value, segments, round_trip=segments is not None)
         if self._writes_null and segments is None:
             document = self._serializer.to_json(value, warnings="error", by_alias=True)
-        else:
-            document = to_json(tree, inf_nan_mode="constants")
+            if document.find(b"null") >= 0:
+                self._refuse_stray_null(self._tree(value, segments))
+            return document
+        # By default a model writes NaN as null; as a tree it stays NaN.
+        tree = self._tree(value, segments, round_trip=segments is not None)
+        document = to_json(tree, inf_nan_mode="constants")
         if document.find(b"null") >= 0:
             self._refuse_stray_null(tree)
         return document
@@ -262,7 +264,7 @@ class Codec:
 
     # ---- errors
 
-    def _refuse_literals(self, document: bytes) -> None:
+    def _refuse_literals(self, document: bytes | bytearray) -> None:
         try:
             from_json(document, allow_inf_nan=False)
         except ValueError as error:
