@@ -19,6 +19,8 @@ MSGPACK = "application/msgpack"
 BINARY = "application/octet-stream"
 NPY = "application/x-npy"
 EVENT_STREAM = "text/event-stream"
+NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+FORM = "multipart/form-data"
 
 now = time.monotonic
 """The clock of every deadline on this machine, in seconds."""

@@ -22,6 +22,7 @@ from servekit.engine.control import (
 from servekit.engine.router import Router
 from servekit.engine.table import Table
 from servekit.errors import CallError
+from servekit.gateway.asgi import Front
 from servekit.gateway.http import Gateway
 from servekit.gateway.server import Server
 from servekit.gateway.site import Site
@@ -55,17 +56,18 @@ class GatewayWorker:
         order = msgspec.msgpack.decode(body, type=StartGateway)
         self.folder = order.folder
         self._site = Site(self._readiness, self._all_metrics, dev=order.dev)
-        self._gateway = Gateway(self._router, Families(self._metrics))
+        gateway = Gateway(self._router, Families(self._metrics))
+        self._front = Front(gateway, self._site.app)
         self._serve(order.app)
         self._router.update(order.table)
         listener = socket.socket(fileno=order.listener)
-        self._server = Server(self._gateway, self._site.app, listener, drain_s=order.drain_s)
+        self._server = Server(gateway, self._front, listener, drain_s=order.drain_s)
         self._served = self._tasks.spawn(self._server.run_until_drained(), name="http server")
         child.settle_memory()
         return Started(address="listening")
 
     def _serve(self, app: AppSpec) -> None:
-        self._gateway.serve(app)
+        self._front.serve(app)
         self._site.serve(app)
 
     async def _app(self, body: bytes) -> Nothing:

@@ -6,9 +6,9 @@ common (errors, headers). Equal apps give equal documents, to the order of their
 refused: an app that could be described can be documented.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY
 from servekit.errors import (
@@ -24,6 +24,7 @@ from servekit.errors import (
 )
 from servekit.protocols.models import REF, Models, Schema
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
+from servekit.spec.raw import ANY_TYPE, CSV, MAKES, RAW_FIRST, TAKES, Form
 
 OPENAPI_VERSION: Final = "3.1.0"
 
@@ -228,26 +229,45 @@ def _request_body(operation: _Operation, models: Models) -> dict[str, Any] | Non
     if by_name and not schema.get("properties"):
         return None
     required = bool(not by_name or schema.get("required") or operation.many)
-    binary = endpoint.binary_input
+    form = endpoint.raw_input
     if operation.many:
-        binary = "array" if binary == "array" else ""
+        form = "array" if form == "array" else ""
         schema = {"type": "array", "items": schema}
-    return {"required": required, "content": _content(schema, binary, stacked=operation.many)}
+    return {"required": required, "content": _content(schema, form, TAKES, stacked=operation.many)}
 
 
 def _content(
-    schema: Schema, binary: Literal["", "array", "bytes"], *, stacked: bool = False
+    schema: Schema,
+    form: Form,
+    media_types: Mapping[Form, Sequence[str]],
+    *,
+    stacked: bool = False,
 ) -> dict[str, Any]:
     """Return the media types of a value, the default one first."""
     content: dict[str, Any] = {JSON: {"schema": schema}, MSGPACK: {"schema": schema}}
-    if binary == "bytes":
-        return {BINARY: {"schema": _raw(BINARY, "The bytes themselves.")}, **content}
-    if binary == "array":
-        array = "The items, stacked along a new first axis" if stacked else schema["description"]
-        plain = f"{array}: little-endian elements in C order, without a header."
-        content[BINARY] = {"schema": _raw(BINARY, plain)}
-        content[NPY] = {"schema": _raw(NPY, f"{array}: a NumPy .npy file.")}
-    return content
+    raw: dict[str, Any] = {}
+    for media_type in media_types[form]:
+        description = _RAW.get((form, media_type)) or _RAW.get((form, ""), "")
+        if form == "array":
+            array = (
+                "The items, stacked along a new first axis" if stacked else schema["description"]
+            )
+            description = f"{array}: {description}"
+        raw[media_type] = {"schema": _raw(media_type, description)}
+    return raw | content if form in ANY_TYPE | RAW_FIRST else content | raw
+
+
+_RAW: dict[tuple[Form, str], str] = {
+    ("array", BINARY): "little-endian elements in C order, without a header.",
+    ("array", NPY): "a NumPy .npy file.",
+    ("bytes", ""): "The bytes themselves.",
+    ("file", ""): "The file's content, of whatever media type.",
+    ("image", ""): "The image.",
+    ("table", CSV): "The table with a line of column names.",
+    ("table", ""): "The table as an Arrow IPC stream.",
+    ("text", ""): "The text without quotes.",
+}
+"""What a raw body is."""
 
 
 def _raw(media_type: str, description: str) -> Schema:
@@ -277,11 +297,11 @@ def _success(operation: _Operation, models: Models) -> dict[str, Any]:
     elif endpoint.kind == "stream":
         description = "A stream of chunks."
         content = {EVENT_STREAM: _events(schema)}
-        if endpoint.binary_output:
+        if endpoint.raw_output in ("bytes", "array"):
             content[BINARY] = {"schema": _raw(BINARY, "The chunks' bytes, one behind the other.")}
     else:
         description = "The answer."
-        content = _content(schema, endpoint.binary_output)
+        content = _content(schema, endpoint.raw_output, MAKES)
         if endpoint.media_type:
             text = _raw(endpoint.media_type, "The answer as it is.")
             content.pop(BINARY, None)

@@ -15,6 +15,7 @@ from servekit.core.call import JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
+from servekit.runtime.inbox import inbox
 from servekit.runtime.meter import Meter
 from servekit.runtime.slots import Slots
 from servekit.runtime.threads import Threads
@@ -62,6 +63,7 @@ class Endpoint:
         self._media_type = definition.media_type
         self._where = definition.where
         self._input, self._output = definition.schemas
+        self._inbound = self._input.inbound
         self._slots = slots
         self._threads = threads
         self._meter = meter
@@ -80,7 +82,10 @@ class Endpoint:
         slots = self._slots
         if slots.running >= slots.limit:
             slots.check((slots.queued + 1) * self._meter.pace.unit_s)
-        return self._input.decode(call.payload, internal=call.internal)
+        arguments = self._input.decode(call.payload, internal=call.internal)
+        if self._inbound is not None:
+            arguments[1][self._inbound.name] = inbox(self._inbound, call, is_async=self._is_async)
+        return arguments
 
     def _enter(self) -> bool:
         """Take a slot, if one is free."""
