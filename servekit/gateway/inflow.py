@@ -18,7 +18,7 @@ T = TypeVar("T")
 _WAITING: Final = 64
 _LEAVE_S: Final = 5.0
 """What a call gets to end by itself when its client has left in good order."""
-_IN_ORDER: Final = (1000, 1001, 1005)
+_IN_ORDER: Final = (1000, 1001)
 """Codes with which a WebSocket is closed on purpose (RFC 6455, 7.4.1)."""
 
 
@@ -29,13 +29,17 @@ class Inflow:
         receive: ASGI's.
         convert: Makes a chunk of a message; None ends the input. May raise a `CallError`, which
             the reader of the chunks gets.
+
+    Attributes:
+        left: The client is gone.
+        answered: The client has all of its answer; what still runs is no longer its own.
     """
 
     def __init__(self, receive: Receive, convert: Callable[[Message], Payload | None]) -> None:
         self._receive = receive
         self._convert = convert
         self._waiting: asyncio.Queue[Payload | CallError | None] = asyncio.Queue(_WAITING)
-        self.answered = False
+        self.left = self.answered = False
 
     async def chunks(self) -> AsyncIterator[Payload]:
         """Yield the input."""
@@ -68,11 +72,12 @@ class Inflow:
         """Take messages until the client has left; returns whether it did so in good order."""
         while True:
             message = await self._receive()
+            self.left = message["type"].endswith(".disconnect")
             try:
                 chunk: Payload | CallError | None = self._convert(message)
             except CallError as error:
                 chunk = error
             await self._waiting.put(chunk)
-            if message["type"].endswith(".disconnect"):
+            if self.left:
                 await self._waiting.put(None)
                 return message.get("code", 1000) in _IN_ORDER

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from servekit.core.call import MSGPACK, Call, Handler, Payload, now
 from servekit.errors import CallError, Cancelled, ExecutionError, PayloadTooLarge, is_shed
-from servekit.gateway.answer import asgi_error
+from servekit.gateway.answer import CLOSE_ERROR, asgi_error
 from servekit.gateway.inflow import Inflow
 from servekit.gateway.request import read_call
 from servekit.gateway.routes import Route
@@ -39,18 +39,16 @@ class Mount:
         """Serve one request or WebSocket."""
         route, started = self._route, now()
         code = 500
-        conversation = _Conversation(route, scope, send)
+        conversation = _Conversation(route, scope, receive, send)
         try:
             call = read_call(route, scope["headers"], started)
             call.idempotent = False
             call.payload = Payload(MSGPACK, (msgspec.msgpack.encode(_scope(route, scope)),))
-            inflow = Inflow(receive, conversation.convert)
-            call.chunks = inflow.chunks()
-            conversation.inflow = inflow
-            await inflow.while_there(conversation.answer(call, self._handler))
+            call.chunks = conversation.inflow.chunks()
+            await conversation.inflow.while_there(conversation.answer(call, self._handler))
             code = conversation.status
         except CallError as error:
-            code = error.status
+            code = Cancelled.status if conversation.is_over else error.status
             if is_shed(error):
                 route.shed(error.reason)
             await conversation.fail(error, receive)
@@ -59,8 +57,9 @@ class Mount:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
         except Exception:  # noqa: BLE001  (the last boundary before the client)
-            _log.exception("mounted app failed", path=scope["path"])
-            await conversation.fail(ExecutionError("internal error"), receive)
+            if not conversation.is_over:
+                _log.exception("mounted app failed", path=scope["path"])
+                await conversation.fail(ExecutionError("internal error"), receive)
         finally:
             route.answered(code, "", now() - started)
 
@@ -68,17 +67,21 @@ class Mount:
 class _Conversation:
     """What goes to and fro for one request."""
 
-    inflow: Inflow
-
-    def __init__(self, route: Route, scope: Scope, send: Send) -> None:
+    def __init__(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self._route = route
         self._scope = scope
         self._send = send
         self._size = 0
         self._begun = False
+        self.inflow = Inflow(receive, self._convert)
         self.status = 200
 
-    def convert(self, message: Message) -> Payload:
+    @property
+    def is_over(self) -> bool:
+        """Whether the client is gone, or has all of its answer."""
+        return self.inflow.left or self.inflow.answered
+
+    def _convert(self, message: Message) -> Payload:
         self._size += len(message.get("body") or b"")
         if self._size > self._route.max_body:
             raise PayloadTooLarge(
@@ -102,10 +105,12 @@ class _Conversation:
             await reply.aclose()
 
     async def fail(self, error: CallError, receive: Receive) -> None:
-        """Answer with an error, unless an answer is under way: then it breaks off."""
-        if self._begun:
-            raise error
-        await asgi_error(error, self._scope, receive, self._send)
+        """Answer with an error; an answer that is under way breaks off."""
+        if not self._begun:
+            await asgi_error(error, self._scope, receive, self._send)
+        elif self._scope["type"] == "websocket" and not self.inflow.left:
+            code = CLOSE_ERROR + error.status
+            await self._send({"type": "websocket.close", "code": code, "reason": error.reason})
 
 
 def _scope(route: Route, scope: Scope) -> dict[str, Any]:

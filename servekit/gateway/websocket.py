@@ -52,7 +52,7 @@ class WebSocket:
             await send({"type": "websocket.accept"})
             inflow = Inflow(receive, self._chunk)
             call.chunks = inflow.chunks()
-            code = await inflow.while_there(self._answer(call, send))
+            code = await inflow.while_there(self._answer(call, inflow, send))
         except CallError as error:
             code = error.status
             await asgi_error(error, scope, receive, send)
@@ -79,7 +79,7 @@ class WebSocket:
 
     # -- out ---------------------------------------------------------------------------------
 
-    async def _answer(self, call: Call, send: Send) -> int:
+    async def _answer(self, call: Call, inflow: Inflow, send: Send) -> int:
         """Answer the call, and close; returns the status to count."""
         try:
             reply = await self._handler(call)
@@ -90,17 +90,21 @@ class WebSocket:
         except CallError as error:
             failed = error
         except Exception:  # noqa: BLE001  (the last boundary before the client)
+            if inflow.left:
+                return Cancelled.status  # nobody is there to send to
             _log.exception("websocket failed", request_id=call.request_id)
             failed = ExecutionError("internal error")
         else:
-            await send({"type": "websocket.close", "code": 1000})
+            if not inflow.left:
+                await send({"type": "websocket.close", "code": 1000})
             return 200
         if is_shed(failed):
             self._route.shed(failed.reason)
-        text = error_document(failed, call.request_id).decode()
-        await send({"type": "websocket.send", "text": text})
-        code = CLOSE_ERROR + failed.status
-        await send({"type": "websocket.close", "code": code, "reason": failed.reason[:100]})
+        if not inflow.left:
+            text = error_document(failed, call.request_id).decode()
+            await send({"type": "websocket.send", "text": text})
+            code = CLOSE_ERROR + failed.status
+            await send({"type": "websocket.close", "code": code, "reason": failed.reason[:100]})
         return failed.status
 
 

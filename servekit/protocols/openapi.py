@@ -6,11 +6,11 @@ common (errors, headers). Equal apps give equal documents, to the order of their
 refused: an app that could be described can be documented.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY
+from servekit.core.call import JSON
 from servekit.errors import (
     BadRequest,
     CallError,
@@ -22,9 +22,9 @@ from servekit.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from servekit.protocols.bodies import answer, request_body
 from servekit.protocols.models import REF, Models, Schema
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
-from servekit.spec.raw import ANY_TYPE, CSV, MAKES, RAW_FIRST, TAKES, Form
 
 OPENAPI_VERSION: Final = "3.1.0"
 
@@ -144,7 +144,7 @@ def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
         "summary": summary or _readable(endpoint.name) + " (batch)" * many,
         "description": description.strip(),
         "parameters": [*_query(operation, models), *_shared_parameters(endpoint)],
-        "requestBody": _request_body(operation, models),
+        "requestBody": request_body(operation.endpoint, models, many=operation.many),
         "responses": {
             "200": _success(operation, models),
             **{
@@ -198,7 +198,7 @@ def _readable(name: str) -> str:
 
 def _query(operation: _Operation, models: Models) -> Iterator[dict[str, Any]]:
     endpoint = operation.endpoint
-    if endpoint.method != "GET":
+    if endpoint.method != "GET" and endpoint.inbound is None:
         return
     schema = models.of(operation.endpoint, "Input")
     required = schema.get("required", [])
@@ -219,119 +219,16 @@ def _shared_parameters(endpoint: EndpointSpec) -> list[dict[str, str]]:
     ]
 
 
-def _request_body(operation: _Operation, models: Models) -> dict[str, Any] | None:
-    endpoint = operation.endpoint
-    if endpoint.method == "GET":
-        return None
-    schema = models.of(operation.endpoint, "Input")
-    # The object whose keys are the parameters is the only one that has no title of its own.
-    by_name = schema.get("additionalProperties") is False and "title" not in schema
-    if by_name and not schema.get("properties"):
-        return None
-    required = bool(not by_name or schema.get("required") or operation.many)
-    form = endpoint.raw_input
-    if operation.many:
-        form = "array" if form == "array" else ""
-        schema = {"type": "array", "items": schema}
-    return {"required": required, "content": _content(schema, form, TAKES, stacked=operation.many)}
-
-
-def _content(
-    schema: Schema,
-    form: Form,
-    media_types: Mapping[Form, Sequence[str]],
-    *,
-    stacked: bool = False,
-) -> dict[str, Any]:
-    """Return the media types of a value, the default one first."""
-    content: dict[str, Any] = {JSON: {"schema": schema}, MSGPACK: {"schema": schema}}
-    raw: dict[str, Any] = {}
-    for media_type in media_types[form]:
-        description = _RAW.get((form, media_type)) or _RAW.get((form, ""), "")
-        if form == "array":
-            array = (
-                "The items, stacked along a new first axis" if stacked else schema["description"]
-            )
-            description = f"{array}: {description}"
-        raw[media_type] = {"schema": _raw(media_type, description)}
-    return raw | content if form in ANY_TYPE | RAW_FIRST else content | raw
-
-
-_RAW: dict[tuple[Form, str], str] = {
-    ("array", BINARY): "little-endian elements in C order, without a header.",
-    ("array", NPY): "a NumPy .npy file.",
-    ("bytes", ""): "The bytes themselves.",
-    ("file", ""): "The file's content, of whatever media type.",
-    ("image", ""): "The image.",
-    ("table", CSV): "The table with a line of column names.",
-    ("table", ""): "The table as an Arrow IPC stream.",
-    ("text", ""): "The text without quotes.",
-}
-"""What a raw body is."""
-
-
-def _raw(media_type: str, description: str) -> Schema:
-    return {"type": "string", "contentMediaType": media_type, "description": description}
-
-
 # ---- answers
 
 
 def _success(operation: _Operation, models: Models) -> dict[str, Any]:
-    endpoint = operation.endpoint
-    schema = models.of(operation.endpoint, "Output")
-    if operation.many:
-        item = {
-            "oneOf": [
-                {
-                    "title": "Result",
-                    "type": "object",
-                    "required": ["result"],
-                    "properties": {"result": schema},
-                },
-                {"$ref": f"{REF}Error"},
-            ]
-        }
-        description = "One result or error for each item, in their order."
-        content: dict[str, Any] = {JSON: {"schema": {"type": "array", "items": item}}}
-    elif endpoint.kind == "stream":
-        description = "A stream of chunks."
-        content = {EVENT_STREAM: _events(schema)}
-        if endpoint.raw_output in ("bytes", "array"):
-            content[BINARY] = {"schema": _raw(BINARY, "The chunks' bytes, one behind the other.")}
-    else:
-        description = "The answer."
-        content = _content(schema, endpoint.raw_output, MAKES)
-        if endpoint.media_type:
-            text = _raw(endpoint.media_type, "The answer as it is.")
-            content.pop(BINARY, None)
-            content = {endpoint.media_type: {"schema": text}, **content}
     headers = {
         name: {"$ref": f"#/components/headers/{name}"}
         for name in ("x-request-id", "x-servekit-version", "x-servekit-replica")
     }
-    return {"description": description, "headers": headers, "content": content}
-
-
-def _events(chunk: Schema) -> dict[str, Any]:
-    """Return the media type of a stream.
-
-    OpenAPI 3.1 can't say what an event holds; `x-itemSchema` is the `itemSchema` of 3.2 (4.14.3.4).
-    """
-    data = {"type": "string", "contentMediaType": JSON, "contentSchema": chunk}
-    return {
-        "schema": {
-            "type": "string",
-            "contentMediaType": EVENT_STREAM,
-            "description": "Server-sent events: one chunk as JSON in each `data:`, then "
-            "`event: end`; or `event: error` with an Error.",
-        },
-        "x-itemSchema": {
-            "type": "object",
-            "required": ["data"],
-            "properties": {"data": data, "event": {"enum": ["end", "error"]}},
-        },
-    }
+    answered = answer(operation.endpoint, models, many=operation.many)
+    return {"description": "", "headers": headers} | answered
 
 
 def _error_responses() -> dict[str, Any]:

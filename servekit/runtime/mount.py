@@ -83,9 +83,14 @@ class Mounted:
             await room.acquire()
             sent.put_nowait(message)
 
+        receive = Received(scope["type"], call.chunks)
+
         async def run() -> None:
             try:
-                await self._app(scope, Received(scope["type"], call.chunks), send)
+                await self._app(scope, receive, send)
+            except Exception:
+                if not receive.gone:  # else it has just found out
+                    raise
             finally:
                 sent.put_nowait(None)
 
@@ -101,18 +106,25 @@ class Mounted:
 
 
 class Received:
-    """ASGI's `receive`: the client's messages, and that it has left for ever after."""
+    """ASGI's `receive`: the client's messages, and that it has left for ever after.
+
+    Attributes:
+        gone: The app knows that the client has left.
+    """
 
     def __init__(self, kind: str, chunks: AsyncIterator[Payload] | None) -> None:
-        self._gone: dict[str, Any] = {"type": f"{kind}.disconnect"}
+        self._farewell: dict[str, Any] = {"type": f"{kind}.disconnect"}
         if kind == "websocket":
-            self._gone["code"] = 1005
+            self._farewell["code"] = 1005
         self._chunks = chunks
+        self.gone = False
 
     async def __call__(self) -> _Message:
         """Return the next message."""
         chunk = None if self._chunks is None else await anext(self._chunks, None)
-        return self._gone.copy() if chunk is None else unpack_message(chunk)
+        message = self._farewell.copy() if chunk is None else unpack_message(chunk)
+        self.gone = message["type"].endswith(".disconnect")
+        return message
 
 
 class Lifespan:

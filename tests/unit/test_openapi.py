@@ -343,7 +343,7 @@ def test_media_types_of_answers(doc: dict[str, Any]) -> None:
 
 def test_a_stream_describes_its_chunks(doc: dict[str, Any]) -> None:
     answer = content(doc, "/answer", of="200")
-    assert list(answer) == ["text/event-stream"]
+    assert list(answer) == ["text/event-stream", "application/x-ndjson"]
     data = answer["text/event-stream"]["x-itemSchema"]["properties"]["data"]
     assert data["contentSchema"]["title"] == "Hit"
 
