@@ -74,7 +74,7 @@ async def served(service: type) -> AsyncIterator[Served]:
     listener = bind("127.0.0.1", 0)
     http = Server(gateway, front, listener, drain_s=2.0)
     serving = asyncio.ensure_future(http.run_until_drained())
-    address = "127.0.0.1:{}".format(listener.getsockname()[1])
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
     try:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as asking:
             yield Served(address, asking, replica, metrics)

@@ -13,8 +13,8 @@ from servekit.spec.raw import RawError
 class File:
     """A file that came with a request, or that is handed to another service.
 
-    Small ones are in memory; larger ones lie in an unnamed temporary file, which is gone once
-    nobody refers to it. Reading starts at the beginning.
+    Small ones are in memory; larger ones lie in an unnamed temporary file. It is closed, and gone,
+    once nobody refers to the `File`, so keep that and not only its `file`.
 
     Args:
         source: Its content, or an open binary file.
@@ -60,6 +60,10 @@ class File:
     def close(self) -> None:
         """Give the memory, or the temporary file, back now."""
         self.file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
 
     def __enter__(self) -> Self:
         return self

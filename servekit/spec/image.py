@@ -22,7 +22,8 @@ MAX_PIXELS = 64 * 2**20
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _WRITTEN = {PNG: "PNG", JPEG: "JPEG", WEBP: "WEBP"}
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
-"""Modes whose pixels are all there is to an image; others travel as PNG."""
+"""Modes whose pixels are all there is to an image; others travel as TIFF, which knows all modes."""
+_TIFF = "image/tiff"
 
 
 class ImageMedia(Media):
@@ -63,11 +64,14 @@ class ImageMedia(Media):
 
     def write_raw(self, media_type: str, value: "Image") -> bytes:
         """Encode an image; JPEG knows neither transparency nor palettes, so it gets RGB."""
-        name = _WRITTEN.get(media_type, "PNG")
+        name = "TIFF" if media_type == _TIFF else _WRITTEN.get(media_type, "PNG")
         if name == "JPEG" and value.mode not in ("L", "RGB", "CMYK"):
             value = value.convert("RGB")
         into = io.BytesIO()
-        value.save(into, format=name)
+        try:
+            value.save(into, format=name)
+        except (OSError, ValueError) as error:
+            raise RawError("image_mode", f"{error}; convert it to RGB first") from None
         return into.getvalue()
 
     def check(self, value: object) -> None:
@@ -78,7 +82,7 @@ class ImageMedia(Media):
     def put(self, value: "Image", segments: list[Buffer]) -> dict[str, Any]:
         """Append an image's pixels, which neither side has to compress."""
         if value.mode not in _CHANNELS:
-            return super().put(value, segments)
+            return segment.put_bytes(self.write_raw(_TIFF, value), segments)
         holder = segment.put_bytes(value.tobytes(), segments)
         return holder | {"mode": value.mode, "size": value.size}
 

@@ -15,7 +15,6 @@ from servekit.gateway import answer, inflow
 from servekit.spec.describe import describe
 from tests.serving import Served, served
 
-
 NDJSON = {"content-type": "application/x-ndjson"}
 
 
@@ -88,8 +87,8 @@ class Relay:
 
     @sk.endpoint
     async def talk(self, messages: AsyncIterator[str]) -> AsyncIterator[str]:
-        async for answer in self.chat.talk.remote(messages, lang="de"):
-            yield answer
+        async for word in self.chat.talk.remote(messages, lang="de"):
+            yield word
 
 
 @contextlib.asynccontextmanager
