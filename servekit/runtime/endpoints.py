@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from functools import partial
 from typing import Any, Self, TypeAlias
 
-from servekit.core.call import JSON, MSGPACK, Call, Payload, Reply, now
+from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
@@ -83,6 +83,7 @@ class Endpoint:
         if slots.running >= slots.limit:
             slots.check((slots.queued + 1) * self._meter.pace.unit_s)
         arguments = self._input.decode(call.payload, internal=call.internal)
+        call.payload = EMPTY  # a context may outlive the call, but bodies and files must not
         if self._inbound is not None:
             arguments[1][self._inbound.name] = inbox(self._inbound, call, is_async=self._is_async)
         return arguments
