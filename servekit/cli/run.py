@@ -219,6 +219,8 @@ def _routes(app: "AppSpec") -> Iterator[Line]:
                 continue
             path = service.prefix.rstrip("/") + endpoint.path.rstrip("/") or "/"
             facts = {"stream": "streams", "unary": ""}.get(endpoint.kind, "")
+            if endpoint.inbound is not None:
+                facts = "streams both ways" if facts else "streams its input"
             if endpoint.batch is not None:
                 facts = f"batched ≤{endpoint.batch.max_size}"
             yield [
@@ -226,4 +228,12 @@ def _routes(app: "AppSpec") -> Iterator[Line]:
                 (path, ""),
                 (f"{service.name}.{endpoint.name}", "dim"),
                 (facts, "dim"),
+            ]
+        for mount in service.mounts:
+            path = service.prefix + mount.path
+            yield [
+                ("ANY", "dim"),
+                (path, ""),
+                (f"{service.name}.{mount.name}", "dim"),
+                ("web app", "dim"),
             ]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from servekit.core.call import Call, Payload
 from servekit.errors import BadRequest
@@ -21,16 +21,25 @@ def inbox(schema: InboundSchema, call: Call, *, is_async: bool) -> Any:
     """
     if call.chunks is None:
         raise BadRequest(f"{schema.name!r} streams; send it in chunks", started=False)
-    if is_async:
-        return _decoded(schema, call.chunks, internal=call.internal)
-    return _in_thread(_decoded(schema, call.chunks, internal=call.internal))
+    decoded = _Decoded(schema, call.chunks, internal=call.internal)
+    return decoded if is_async else _in_thread(decoded)
 
 
-async def _decoded(
-    schema: InboundSchema, chunks: AsyncIterator[Payload], *, internal: bool
-) -> AsyncIterator[Any]:
-    async for chunk in chunks:
-        yield schema.decode(chunk, internal=internal)
+class _Decoded:
+    """Typed chunks. No generator: a reader may give up waiting for one, and ask again."""
+
+    def __init__(
+        self, schema: InboundSchema, chunks: AsyncIterator[Payload], *, internal: bool
+    ) -> None:
+        self._schema = schema
+        self._chunks = chunks
+        self._internal = internal
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._schema.decode(await anext(self._chunks), internal=self._internal)
 
 
 def _in_thread(chunks: AsyncIterator[Any]) -> Iterator[Any]:

@@ -47,6 +47,18 @@ class Chat:
         return sum(len(part) for part in parts)
 
     @sk.endpoint
+    async def patient(self, numbers: AsyncIterator[int]) -> list[int | None]:
+        seen: list[int | None] = []
+        while True:
+            try:
+                seen.append(await asyncio.wait_for(anext(numbers), 0.05))
+            except TimeoutError:
+                if None not in seen:
+                    seen.append(None)
+            except StopAsyncIteration:
+                return seen
+
+    @sk.endpoint
     async def first(self, numbers: AsyncIterator[int]) -> int:
         return await anext(numbers)
 
@@ -248,6 +260,17 @@ async def test_a_silent_stream_shows_signs_of_life(monkeypatch):
         response = await app.http.post("/ticks", json={"n": 3}, headers=headers)
         assert response.text.split() == ["0", "1", "2"]
         assert "\n\n" in response.text
+
+
+async def test_a_reader_that_gave_up_waiting_may_ask_again():
+    async def pieces():
+        yield b"1\n"
+        await asyncio.sleep(0.3)
+        yield b"2\n3\n"
+
+    async with served(Chat) as app:
+        response = await app.http.post("/patient", content=pieces(), headers=NDJSON)
+        assert response.json() == [1, None, 2, 3]
 
 
 # -- over WebSockets
