@@ -63,7 +63,7 @@ class Colours:
 
 
 def main_colours(image: Image.Image, count: int) -> list[Colour]:
-    small = image.convert("RGB").resize((128, 128)).quantize(count)
+    small = image.convert("RGB").resize((128, 128), Image.Resampling.NEAREST).quantize(count)
     used = np.bincount(np.asarray(small).ravel(), minlength=count)
     palette = np.asarray(small.getpalette()).reshape(-1, 3)
     order = [int(index) for index in np.argsort(-used) if used[index]]
