@@ -32,6 +32,7 @@ _log = get_logger("servekit.replica")
 def masked(error: BaseException, where: str, request_id: str) -> CallError:
     """Return what the caller may see of an exception of user code; the log gets all of it."""
     if isinstance(error, CallError):
+        error.started = True  # this call has, though one that it made may not
         return error
     _log.exception("user code raised", error=error, where=where, request_id=request_id)
     return ExecutionError(
