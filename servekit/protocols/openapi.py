@@ -162,6 +162,7 @@ def _facts(service: ServiceSpec, endpoint: EndpointSpec) -> dict[str, Any]:
     timeout_s = service.limits.timeout_s if endpoint.timeout_s is None else endpoint.timeout_s
     return {
         "service": service.name,
+        "version": service.version,
         "endpoint": endpoint.name,
         "kind": endpoint.kind,
         "idempotent": endpoint.idempotent,
@@ -278,6 +279,10 @@ def _error_schemas() -> dict[str, Schema]:
                     "type": "number",
                     "minimum": 0,
                     "description": "Seconds after which a new attempt may succeed.",
+                },
+                "started": {
+                    "type": "boolean",
+                    "description": "Whether the call may have run; there with 429 and 503.",
                 },
                 "request_id": text
                 | {"description": "Names the call in the server's log. Absent in a batch's items."},

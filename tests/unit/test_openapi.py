@@ -234,6 +234,7 @@ def test_an_operation_is_described_by_its_docstring(doc: dict[str, Any]) -> None
     assert query["tags"] == ["Search", "reading"]
     assert query["x-servekit"] == {
         "service": "Search",
+        "version": "7",
         "endpoint": "query",
         "kind": "unary",
         "idempotent": False,
