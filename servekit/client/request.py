@@ -43,7 +43,7 @@ class Outgoing(msgspec.Struct, eq=False):
 
     def headers_now(self) -> dict[str, str]:
         """Return the headers of an attempt that is made now."""
-        if self.deadline is None:
+        if self.deadline is None or TIMEOUT_HEADER in self.headers:
             return self.headers
         left = max(_SHORTEST_S, self.deadline - now())
         return self.headers | {TIMEOUT_HEADER: f"{left:.3f}s"}
