@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from servekit.protocols.models import REF, Schema
 from servekit.protocols.source import (
+    WIDTH,
     bracketed,
     docstring,
     free_name,
@@ -51,8 +52,8 @@ class _Type(NamedTuple):
         head = f"{name}: TypeAlias = "
         if self.head:
             return bracketed(head + self.head, self.parts, self.tail)
-        if len(self.parts) == 1:
-            return [head + self.parts[0]]
+        if len(head) + len(str(self)) <= WIDTH or len(self.parts) == 1:
+            return [f"{head}{self}"]
         rest = [f"    | {part}" for part in self.parts[1:]]
         return [f"{head}(", f"    {self.parts[0]}", *rest, ")"]
 

@@ -257,9 +257,8 @@ def test_the_server_says_first_that_time_is_up(ask, monkeypatch):
         time.sleep(0.25)
         sock.sendall(late)
 
-    with Upstream(answer_late) as server:
-        with pytest.raises(DeadlineExceeded, match="in the queue"):
-            ask(server.url, "double", 2, timeout_s=0.2)
+    with Upstream(answer_late) as server, pytest.raises(DeadlineExceeded, match="in the queue"):
+        ask(server.url, "double", 2, timeout_s=0.2)
 
 
 def test_a_deadline_that_is_over_before_the_call(ask):
@@ -499,28 +498,31 @@ async def test_connecting_does_not_block_the_loop():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # that a process with threads forks
 def test_in_a_forked_child_a_client_has_connections_of_its_own():
-    with Upstream(OK) as server, sk.Client(server.url) as client:
-        with sk.connect(Service, server.url) as service:
-            assert client.call("double", n=2) == 4
-            reading, writing = os.pipe()
-            if not (pid := os.fork()):  # pragma: no cover  (the child)
-                said = b""
-                try:
-                    said = b"%d " % client.call("double", n=2)
-                    service.double.remote(n=2).result(5)
-                except ServekitError as error:
-                    said += str(error).encode()
-                finally:
-                    os.write(writing, said)
-                    os._exit(0)
-            os.close(writing)
-            with os.fdopen(reading, "rb") as pipe:
-                said = pipe.read()
-            os.waitpid(pid, 0)
-            assert said.startswith(b"4 this handle was made before a fork")
-            assert service.double.remote(n=2).result(15) == 4
-            assert client.call("double", n=2) == 4
-            assert server.connections == 3
+    with (
+        Upstream(OK) as server,
+        sk.Client(server.url) as client,
+        sk.connect(Service, server.url) as service,
+    ):
+        assert client.call("double", n=2) == 4
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):  # pragma: no cover  (the child)
+            said = b""
+            try:
+                said = b"%d " % client.call("double", n=2)
+                service.double.remote(n=2).result(5)
+            except ServekitError as error:
+                said += str(error).encode()
+            finally:
+                os.write(writing, said)
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(pid, 0)
+        assert said.startswith(b"4 this handle was made before a fork")
+        assert service.double.remote(n=2).result(15) == 4
+        assert client.call("double", n=2) == 4
+        assert server.connections == 3
 
 
 def test_one_loop_serves_the_whole_process():

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID
@@ -149,7 +149,7 @@ class Everything:
 
     @sk.endpoint
     def sparse(self, value: Sparse, default: Sparse = {"a": 1}) -> Sparse:  # noqa: B006
-        return value | default
+        return default | value
 
     @sk.endpoint
     def odd(self, value: Odd) -> Odd:
@@ -178,7 +178,7 @@ class Everything:
     @sk.endpoint
     def hits(self, data: bytes, id: UUID) -> list[Hit]:  # noqa: A002
         zeros = np.zeros(3, np.float32)
-        return [Hit(id=id, when=datetime(2026, 1, 2, 3, 4), vector=zeros, raw=data)]  # noqa: DTZ001
+        return [Hit(id=id, when=datetime(2026, 1, 2, 3, 4, tzinfo=UTC), vector=zeros, raw=data)]
 
     @sk.endpoint(method="GET", path="/v1/find")
     def find(self, text: str, k: int = 3, exact: bool = False, color: Color | None = None) -> str:
