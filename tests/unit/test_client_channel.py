@@ -340,6 +340,18 @@ def test_a_refused_stream_is_asked_for_again(ask):
         assert ask(server.url, "count", 1) == [1]
 
 
+def test_another_version_of_the_service_is_told_once(caplog):
+    with (
+        Upstream(http(200, b"4", x_servekit_version="8")) as server,
+        sk.connect(Service, server.url) as service,
+    ):
+        for _ in range(3):
+            assert service.double.remote(n=2).result(15) == 4
+    [record] = [record for record in caplog.records if record.name == "servekit.client"]
+    assert "another version" in record.getMessage()
+    assert "server=8 client=1" in record.getMessage()
+
+
 # -- leaving
 
 
