@@ -22,6 +22,7 @@ _VERBS: Final = {
     "call": ("call", """servekit call search/query --data '{"text": "cats"}'"""),
     "graph": ("graph", "servekit graph app:Search --format mermaid"),
     "status": ("status", "servekit status --json"),
+    "scale": ("scale", "servekit scale Embedder=3 --wait"),
     "doctor": ("doctor", "servekit doctor"),
 }
 """Each verb's module, in which a function has the verb's name, and an example of its use."""
