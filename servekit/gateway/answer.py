@@ -1,5 +1,6 @@
 """From a reply to an HTTP answer: whole, as server-sent events, as raw chunks, or an error."""
 
+import asyncio
 import re
 from functools import lru_cache
 from math import ceil
@@ -7,7 +8,7 @@ from math import ceil
 import msgspec
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, Buffer, Call, Payload, Reply
-from servekit.errors import CallError, ExecutionError
+from servekit.errors import CallError, ExecutionError, Unavailable
 from servekit.gateway.exchange import Exchange
 from servekit.observe.log import get_logger
 from servekit.wire.streams import IncomingStream
@@ -58,8 +59,12 @@ async def send_stream(exchange: Exchange, call: Call, reply: Reply) -> int:
             body = b"".join([c.segments[0] if raw else event(c.segments[0]) for c in chunks])
             if body:
                 await exchange.write(body)
-    except Exception as raised:  # noqa: BLE001  (the status is on its way: no second one can follow)
-        if isinstance(raised, CallError):
+    except (Exception, asyncio.CancelledError) as raised:  # the status is on its way already
+        if isinstance(raised, asyncio.CancelledError):
+            if exchange.disconnected:
+                raise
+            error = cut_off()
+        elif isinstance(raised, CallError):
             error = raised
         else:
             _log.exception("stream failed", request_id=call.request_id)
@@ -79,6 +84,11 @@ def event(data: Buffer, *, name: bytes = b"") -> bytes:
     """Return one server-sent event (HTML standard, 9.2); `data` is JSON, so it has no newline."""
     head = b"event: " + name + b"\ndata: " if name else b"data: "
     return b"".join((head, data, b"\n\n"))
+
+
+def cut_off() -> CallError:
+    """Return what becomes of a call that still ran when the gateway had to end."""
+    return Unavailable("the server ended before this call did", reason="shutdown")
 
 
 def send_error(exchange: Exchange, error: CallError, request_id: str) -> None:

@@ -11,7 +11,7 @@ import httptools
 
 from servekit.core.call import Handler, now
 from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllowed, is_shed
-from servekit.gateway.answer import send_error, send_stream, send_whole
+from servekit.gateway.answer import cut_off, send_error, send_stream, send_whole
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.request import read_body, read_call, request_id_of
 from servekit.gateway.routes import Methods, routes_of
@@ -28,12 +28,16 @@ class Gateway:
     Args:
         handler: Takes the calls.
         families: Gets the figures.
+
+    Attributes:
+        leaving: Each answer is its connection's last, so that clients go elsewhere.
     """
 
     def __init__(self, handler: Handler, families: Families) -> None:
         self._handler = handler
         self._families = families
         self._routes: dict[bytes, Methods] = {}
+        self.leaving = False
 
     def serve(self, app: AppSpec) -> None:
         """Answer for this app from now on; calls under way are not touched."""
@@ -78,8 +82,12 @@ class Gateway:
                 route.shed(error.reason)
             send_error(exchange, error, request_id or request_id_of(exchange.headers))
         except asyncio.CancelledError:
-            # The connection is gone, and with it everybody who could see an answer.
-            code = Cancelled.status
+            if exchange.disconnected:
+                code = Cancelled.status  # nobody is there to see an answer
+            else:
+                cut = cut_off()
+                code = cut.status
+                send_error(exchange, cut, request_id or request_id_of(exchange.headers))
         except Exception:  # noqa: BLE001  (the last boundary before the client)
             _log.exception("request failed", request_id=request_id, path=route.path)
             masked = ExecutionError("internal error")

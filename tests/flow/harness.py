@@ -191,6 +191,7 @@ class Running:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "SERVEKIT_RUNTIME_DIR": str(self.runtime_dir),
+                "SERVEKIT_DRAIN_DELAY_S": "0",
                 "TRACE": str(self.trace),
                 **(env or {}),
             },
