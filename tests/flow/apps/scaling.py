@@ -1,6 +1,10 @@
 """Services whose number of replicas follows the load."""
 
 import asyncio
+import os
+import time
+
+from graph import note
 
 import servekit as sk
 
@@ -19,11 +23,20 @@ class Grows:
         return "quick"
 
 
-@sk.service(replicas=sk.Autoscale(min=0, max=2, target_ongoing=4, down_delay_s=1.0))
+@sk.service(
+    replicas=sk.Autoscale(min=0, max=2, target_ongoing=4, down_delay_s=600.0, idle_s=1.0),
+    limits=sk.Limits(max_ongoing=1),
+)
 class Sleeper:
     @sk.endpoint
     async def ask(self, x: int) -> int:
         return x
+
+    @sk.endpoint
+    async def hold(self, seconds: float) -> str:
+        note("hold")
+        await asyncio.sleep(seconds)
+        return "held"
 
 
 @sk.service
@@ -33,3 +46,23 @@ class Front:
     @sk.endpoint
     async def ask(self, x: int) -> int:
         return await self.sleeper.ask.remote(x)
+
+    @sk.endpoint
+    async def hold(self, seconds: float) -> str:
+        return await self.sleeper.hold.remote(seconds)
+
+
+@sk.service(replicas=sk.Autoscale(min=0, max=4, target_ongoing=4, idle_s=1.0))
+class Slow:
+    """Takes its time to start, but for the first."""
+
+    def __init__(self) -> None:
+        note("loading")
+        first = not os.path.exists(f"{os.environ['TRACE']}.first")
+        open(f"{os.environ['TRACE']}.first", "w").close()
+        time.sleep(0 if first else float(os.environ["LOAD_S"]))
+        note("loaded")
+
+    @sk.endpoint
+    async def ask(self, x: int) -> int:
+        return x
