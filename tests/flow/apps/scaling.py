@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from graph import note
 
@@ -52,17 +53,45 @@ class Front:
         return await self.sleeper.hold.remote(seconds)
 
 
+def is_first() -> bool:
+    """Return whether no replica of this app asked before."""
+    mark = Path(f"{os.environ['TRACE']}.first")
+    was_there = mark.exists()
+    mark.touch()
+    return not was_there
+
+
 @sk.service(replicas=sk.Autoscale(min=0, max=4, target_ongoing=4, idle_s=1.0))
 class Slow:
     """Takes its time to start, but for the first."""
 
     def __init__(self) -> None:
-        note("loading")
-        first = not os.path.exists(f"{os.environ['TRACE']}.first")
-        open(f"{os.environ['TRACE']}.first", "w").close()
-        time.sleep(0 if first else float(os.environ["LOAD_S"]))
-        note("loaded")
+        if not is_first():
+            time.sleep(float(os.environ["LOAD_S"]))
 
     @sk.endpoint
     async def ask(self, x: int) -> int:
+        return x
+
+
+@sk.service(replicas=1)
+class SlowTwin(Slow):
+    pass
+
+
+@sk.service
+class Lone:
+    def __init__(self) -> None:
+        if not is_first():
+            raise RuntimeError("there can be only one")
+
+    @sk.endpoint
+    async def echo(self, x: int) -> int:
+        return x
+
+
+@sk.service(gpu=1)
+class OnGpu:
+    @sk.endpoint
+    async def echo(self, x: int) -> int:
         return x
