@@ -58,7 +58,7 @@ class Member:
         self.stats = Stats()
         self.rate_per_s = 0.0
         self.trouble = ""
-        self._checked_at = 0.0
+        self._counted_at = 0.0
 
     @property
     def target(self) -> Target:
@@ -106,23 +106,34 @@ class Member:
                     timeout_s=_PROBE_TIMEOUT_S,
                 )
             health = await ask(self._probe, "health", answer=Health, timeout_s=_PROBE_TIMEOUT_S)
-            stats = await self.process.ask("stats", answer=Stats, timeout_s=_PROBE_TIMEOUT_S)
+            await self._count()
         except (CallError, WireError, OSError) as error:
             self.failing_since = self.failing_since or now()
             self.trouble = f"does not answer: {error}"
-            if now() - (self._checked_at or self.ready_at) >= _STALE_S:
-                self.stats = Stats(finished=self.stats.finished, rss=self.stats.rss)
-                self.rate_per_s = 0.0
+            self._forget()
             return
-        self._take(stats)
         self.failing_since = (self.failing_since or now()) if health.live else None
         self.trouble = health.live or health.ready
 
-    def _take(self, stats: Stats) -> None:
+    async def count(self) -> None:
+        """Take its figures only: one that drains takes no probes, but its calls may still wait."""
+        try:
+            await self._count()
+        except CallError:
+            self._forget()
+
+    async def _count(self) -> None:
+        stats = await self.process.ask("stats", answer=Stats, timeout_s=_PROBE_TIMEOUT_S)
         time = now()
         finished = stats.finished - self.stats.finished
-        self.rate_per_s = finished / max(time - (self._checked_at or self.ready_at), 1e-3)
-        self.stats, self._checked_at = stats, time
+        self.rate_per_s = finished / max(time - (self._counted_at or self.ready_at), 1e-3)
+        self.stats, self._counted_at = stats, time
+
+    def _forget(self) -> None:
+        """Let figures that are too old say nothing about the load."""
+        if now() - (self._counted_at or self.ready_at) >= _STALE_S:
+            self.stats = Stats(finished=self.stats.finished, rss=self.stats.rss)
+            self.rate_per_s = 0.0
 
     async def drain(self, grace_s: float) -> None:
         """Let it finish what it has, then end it."""

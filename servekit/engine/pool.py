@@ -322,7 +322,8 @@ class Pool:
     async def check(self) -> None:
         """Probe all replicas; take those that are unwell out of the table, end those that hang."""
         members = [m for m in self.members if m.state in (State.READY, State.UNREADY)]
-        await asyncio.gather(*(m.check() for m in members))
+        leaving = [m for m in self.members if m.state is State.DRAINING]
+        await asyncio.gather(*(m.check() for m in members), *(m.count() for m in leaving))
         for member in members:
             if member.state not in (State.READY, State.UNREADY):
                 continue
