@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from servekit.engine.supervisor import bind
-from servekit.gateway.asgi import Front
+from servekit.engine.front import bind
+from servekit.gateway.asgi import AsgiApp
 from servekit.gateway.http import Gateway
 from servekit.gateway.server import Server
 from servekit.gateway.site import Site
@@ -69,7 +69,7 @@ async def served(service: type) -> AsyncIterator[Served]:
     async def no_metrics() -> str:
         return ""
 
-    front = Front(gateway, Site(dict, no_metrics, dev=False).app)
+    front = AsgiApp(gateway, Site(dict, no_metrics, dev=False).app)
     front.serve(app)
     listener = bind("127.0.0.1", 0)
     http = Server(gateway, front, listener, drain_s=2.0)

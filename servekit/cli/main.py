@@ -23,6 +23,7 @@ _VERBS: Final = {
     "client": ("client", "servekit client app:Search -o client.py"),
     "graph": ("graph", "servekit graph app:Search --format mermaid"),
     "status": ("status", "servekit status --json"),
+    "scale": ("scale", "servekit scale Embedder=3 --wait"),
     "doctor": ("doctor", "servekit doctor"),
 }
 """Each verb's module, in which a function has the verb's name, and an example of its use."""

@@ -12,7 +12,7 @@ import msgspec
 from servekit.client.channel import Channel
 from servekit.client.exchange import answer
 from servekit.client.request import Outgoing, with_query
-from servekit.core.aio import ThreadLoop, background_loop
+from servekit.core.background import ThreadLoop, background_loop
 from servekit.core.call import EVENT_STREAM, MSGPACK, Call, Payload, Reply
 from servekit.observe.log import get_logger
 from servekit.runtime.handle import Options, ServiceHandle

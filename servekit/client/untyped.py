@@ -10,7 +10,7 @@ import httpx
 from servekit.client.channel import Channel
 from servekit.client.exchange import answer, value
 from servekit.client.request import Outgoing, encoded, holds_files, with_query
-from servekit.core.aio import ThreadLoop, background_loop
+from servekit.core.background import ThreadLoop, background_loop
 from servekit.core.call import EVENT_STREAM, JSON, MSGPACK, Payload, new_request_id, now
 
 T = TypeVar("T")

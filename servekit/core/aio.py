@@ -1,15 +1,8 @@
-"""What asyncio lacks: a scope for tasks that come and go, and a loop for code that has none."""
+"""A task scope for tasks that come and go, and work that succeeds together or not at all."""
 
 import asyncio
-import os
-import threading
-from collections.abc import Callable, Coroutine
-from contextvars import Context
-from typing import Any, TypeVarTuple
-
-from servekit.errors import ServekitError
-
-_Ts = TypeVarTuple("_Ts")
+from collections.abc import Coroutine
+from typing import Any
 
 
 class Tasks:
@@ -41,54 +34,13 @@ class Tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class ThreadLoop(asyncio.SelectorEventLoop):
-    """An event loop that runs in a thread.
-
-    A forked child inherits the loop, but not its thread. There it refuses work, which else would
-    wait for ever.
-    """
-
-    orphaned = False
-
-    def call_soon_threadsafe(
-        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
-    ) -> asyncio.Handle:
-        """Run a callback in the loop's thread."""
-        if self.orphaned:
-            raise ServekitError(
-                "this handle was made before a fork, and its thread has stayed in the parent; "
-                "make it in the process that uses it"
-            )
-        return super().call_soon_threadsafe(callback, *args, context=context)
-
-
-_background: ThreadLoop | None = None
-_starting = threading.Lock()
-_orphans: list[ThreadLoop] = []
-"""Kept for ever: to end one would take its sockets out of the epoll set that the parent waits on."""
-
-
-def background_loop() -> ThreadLoop:
-    """Return the one loop that runs in a thread of this process until it exits.
-
-    It is started when first asked for, and once more in a forked child.
-    """
-    global _background  # noqa: PLW0603  (a process has one)
-    with _starting:
-        if _background is None:
-            _background = ThreadLoop()
-            threading.Thread(
-                target=_background.run_forever, name="servekit-client", daemon=True
-            ).start()
-        return _background
-
-
-def _in_child() -> None:
-    global _background, _starting
-    if _background is not None:
-        _background.orphaned = True
-        _orphans.append(_background)
-    _background, _starting = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_child)
+async def together(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run coroutines side by side; the first that raises cancels the others, and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

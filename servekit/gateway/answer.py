@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from servekit.core.call import BINARY, EVENT_STREAM, JSON, NDJSON, Buffer, Call, Payload, Reply, now
-from servekit.errors import CallError, ExecutionError
+from servekit.errors import CallError, ExecutionError, Unavailable
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.request import request_id_of
 from servekit.observe.log import get_logger
@@ -160,8 +160,12 @@ async def send_stream(exchange: Exchange, call: Call, reply: Reply, framing: typ
             if body := b"".join(parts):
                 await exchange.write(body)
                 pulse.silent_since = now()
-    except Exception as raised:  # noqa: BLE001  (the status is on its way: no second one can follow)
-        if isinstance(raised, CallError):
+    except (Exception, asyncio.CancelledError) as raised:  # the status is on its way already
+        if isinstance(raised, asyncio.CancelledError):
+            if exchange.disconnected:
+                raise
+            error = cut_off()
+        elif isinstance(raised, CallError):
             error = raised
         else:
             _log.exception("stream failed", request_id=call.request_id)
@@ -176,6 +180,11 @@ async def send_stream(exchange: Exchange, call: Call, reply: Reply, framing: typ
         await reply.aclose()
     exchange.finish(framing.end)
     return 200
+
+
+def cut_off() -> CallError:
+    """Return what becomes of a call that still ran when the gateway had to end."""
+    return Unavailable("the server ended before this call did", reason="shutdown")
 
 
 def send_error(exchange: Exchange, error: CallError, request_id: str) -> None:

@@ -12,7 +12,7 @@ from servekit.gateway.websocket import WebSocket
 from servekit.spec.app import AppSpec
 
 
-class Front:
+class AsgiApp:
     """The ASGI app of a gateway.
 
     Args:

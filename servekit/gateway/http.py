@@ -14,6 +14,7 @@ from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllow
 from servekit.gateway.answer import (
     Framing,
     choose_framing,
+    cut_off,
     send_error,
     send_stream,
     send_whole,
@@ -37,12 +38,14 @@ class Gateway:
 
     Attributes:
         routes: By path.
+        leaving: Each answer is its connection's last, so that clients go elsewhere.
     """
 
     def __init__(self, handler: Handler, families: Families) -> None:
         self.handler = handler
         self.families = families
         self.routes: dict[bytes, Methods] = {}
+        self.leaving = False
 
     def serve(self, app: AppSpec) -> None:
         """Answer for this app from now on; calls under way are not touched."""
@@ -89,8 +92,12 @@ class Gateway:
                 route.shed(error.reason)
             send_error(exchange, error, request_id or request_id_of(exchange.headers))
         except asyncio.CancelledError:
-            # The connection is gone, and with it everybody who could see an answer.
-            code = Cancelled.status
+            if exchange.disconnected:
+                code = Cancelled.status  # nobody is there to see an answer
+            else:
+                cut = cut_off()
+                code = cut.status
+                send_error(exchange, cut, request_id or request_id_of(exchange.headers))
         except Exception:  # noqa: BLE001  (the last boundary before the client)
             _log.exception("request failed", request_id=request_id, path=route.path)
             masked = ExecutionError("internal error")

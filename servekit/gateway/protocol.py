@@ -210,6 +210,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._to_app()
             return
         http10 = parser.get_http_version() == "1.0"
+        stays = not (http10 or self._gateway.leaving)
         self.cycle = self._exchange = exchange = Exchange(
             self,
             methods,
@@ -217,7 +218,7 @@ class HttpProtocol(HttpToolsProtocol):
             query,
             self.headers,
             http10=http10,
-            keep_alive=not http10 and parser.should_keep_alive(),
+            keep_alive=stays and parser.should_keep_alive(),
             expects=self.expect_100_continue,
         )
         if previous is None or previous.response_complete:
@@ -233,6 +234,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers += headers
         super().on_headers_complete()
+        if self._gateway.leaving:
+            self.leave()
 
     def _wants_websocket(self) -> bool:
         upgrade = dict(self.headers).get(b"upgrade", b"")
@@ -360,6 +363,13 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(RequestTimeout(f"the body came with less than {_MIN_BYTES_PER_S} bytes/s"))
         else:
             self._watch_sender()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Hang up behind the answer that is due now; those that come later do so by themselves."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
 
     # -- what an exchange needs --------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import servekit as sk
-from servekit.core.aio import background_loop
+from servekit.core.background import background_loop
 from servekit.errors import (
     CallError,
     Cancelled,
