@@ -10,7 +10,7 @@ from servekit.core.call import Buffer, Call, Handler, Load, Payload, Reply, now
 from servekit.errors import CallError, Cancelled, ExecutionError, Unavailable, WireError
 from servekit.observe.log import get_logger
 from servekit.wire.caller import Send
-from servekit.wire.frames import CallHeader, ErrorHeader, Kind, ReplyHeader, encode
+from servekit.wire.frames import CallHeader, Encode, ErrorHeader, Kind, ReplyHeader, encode
 from servekit.wire.streams import OutgoingStream
 
 _log = get_logger("servekit.wire")
@@ -29,6 +29,9 @@ class Callee:
         handler: Answers the calls.
         own_load: Gives the figures that ride on each reply.
         blocked: Returns what to wait for while the peer does not read, else None.
+
+    Attributes:
+        encode: Makes the frames that carry payloads.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Callee:
     ) -> None:
         self._loop = loop
         self._send = send
+        self.encode: Encode = encode
         self._handler = handler
         self._own_load = own_load
         self._blocked = blocked
@@ -103,7 +107,7 @@ class Callee:
             payload = reply.payload
             if payload is not None:
                 head = payload.content_type, self._own_load(), reply.queue_s, False
-                self._send(encode(Kind.REPLY, id_, _pack(head), payload.segments))
+                self._send(self.encode(Kind.REPLY, id_, _pack(head), payload.segments))
             else:
                 await self._serve_stream(id_, reply)
         except CallError as error:
@@ -142,10 +146,10 @@ class Callee:
     def _send_chunks(self, id_: int, chunks: list[Payload]) -> None:
         content_type = chunks[0].content_type.encode()
         if len(chunks) == 1:
-            self._send(encode(Kind.CHUNK, id_, content_type, chunks[0].segments))
+            self._send(self.encode(Kind.CHUNK, id_, content_type, chunks[0].segments))
         else:
             segments = [chunk.segments[0] for chunk in chunks]
-            self._send(encode(Kind.CHUNKS, id_, content_type, segments))
+            self._send(self.encode(Kind.CHUNKS, id_, content_type, segments))
 
     def _send_error(self, id_: int, error: CallError) -> None:
         head = ErrorHeader(

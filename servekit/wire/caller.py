@@ -17,7 +17,7 @@ from servekit.errors import (
     WireError,
     call_error,
 )
-from servekit.wire.frames import ErrorHeader, Kind, ReplyHeader, encode
+from servekit.wire.frames import Encode, ErrorHeader, Kind, ReplyHeader, encode
 from servekit.wire.streams import IncomingStream
 
 Send = Callable[[Sequence[Buffer]], None]
@@ -39,6 +39,7 @@ class Caller:
         send: Takes the buffers of a frame.
 
     Attributes:
+        encode: Makes the frames that carry payloads.
         usable: New calls may be made: the peer is there, and has not said that it leaves.
         load: The peer's latest figures.
         version: Version label of the peer's service.
@@ -48,6 +49,7 @@ class Caller:
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
         self._loop = loop
         self._send = send
+        self.encode: Encode = encode
         self._last_id = 0
         self._pending: dict[int, tuple[asyncio.Future[Reply], float | None]] = {}
         # Weak, so that a stream which its reader dropped is closed.
@@ -87,7 +89,7 @@ class Caller:
         payload = call.payload
         header = _pack((remaining, payload.content_type, call))
         try:
-            frame = encode(Kind.CALL, id_, header, payload.segments)
+            frame = self.encode(Kind.CALL, id_, header, payload.segments)
         except WireError as error:
             raise PayloadTooLarge(f"the call can't be sent: {error}", started=False) from error
         self._send(frame)

@@ -18,7 +18,7 @@ raises `WireError`.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -28,7 +28,7 @@ from servekit.core.call import Buffer, Call, Load
 from servekit.core.room import room
 from servekit.errors import WireError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this format and of the headers; peers of different versions refuse each other."""
 
 _PREFIX = struct.Struct("<IIBxHH")
@@ -51,6 +51,7 @@ class Kind:
 
     The caller sends CALL, CANCEL and CREDIT; the callee REPLY, ERROR, and for a stream CHUNK (one
     chunk of any number of segments), CHUNKS (as many chunks as segments) and END; both the rest.
+    ARENA offers memory for large segments, MAPPED answers it.
     """
 
     CALL: Final = 1
@@ -66,6 +67,16 @@ class Kind:
     PING: Final = 11
     PONG: Final = 12
     CHUNKS: Final = 13
+    ARENA: Final = 14
+    MAPPED: Final = 15
+
+
+SHARED: Final = 0x80
+"""Added to the kind of a frame that names segments in the sender's arena (`sharing.py`).
+
+Its first segment is a msgpack list with one item for each segment meant: `[block, size]`, or nil
+for the next of those that follow.
+"""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -104,6 +115,9 @@ Frame: TypeAlias = tuple[int, int, Buffer, list[Buffer]]
 The header is a view that holds until the next frame is taken; segments of a large frame are views
 of a buffer of its own.
 """
+
+Encode: TypeAlias = Callable[[int, int, bytes, Sequence[Buffer]], list[Buffer]]
+"""Returns the buffers of one frame that carries a payload; `encode`, or one that knows an arena."""
 
 
 def encode(
