@@ -77,7 +77,8 @@ class Arena:
         """Copy `size` bytes into a free block and return it, or None if there is no memory."""
         memory, blocks = self._memory, self._blocks
         blocks.reclaim(memory[:GRANULES])
-        taken = blocks.take(-(-size // GRANULE))
+        count = -(-size // GRANULE)
+        taken = blocks.take(count)
         if taken is None:
             return None
         block, backed = taken
@@ -85,9 +86,10 @@ class Arena:
         if not backed:
             try:
                 # Without it, a write to a page that the system can't give would be a SIGBUS.
-                os.posix_fallocate(self._file, at, size)
+                os.posix_fallocate(self._file, at, count * GRANULE)
             except OSError:
-                blocks.give(block)
+                memory.madvise(mmap.MADV_REMOVE, at, count * GRANULE)
+                blocks.give(block, empty=True)
                 return None
         memory[at : at + size] = data
         memory[block] = 1

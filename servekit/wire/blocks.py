@@ -43,11 +43,13 @@ class Blocks:
         self._sizes[start] = count
         return start, backed
 
-    def give(self, start: int) -> None:
-        """Take a block back."""
+    def give(self, start: int, *, empty: bool = False) -> None:
+        """Take a block back, which may have no memory after all."""
         count = self._sizes.pop(start)
         self._used[start : start + count] = bytes(count)
         self._flags[start] = 0
+        if empty:
+            self._heat[start : start + count] = bytes(count)
 
     def reclaim(self, flags: Buffer) -> None:
         """Take back all blocks at whose start `flags` has a 0."""

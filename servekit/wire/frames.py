@@ -44,6 +44,8 @@ def _table(count: int) -> struct.Struct:
 _PADDING = tuple(bytes(n) for n in range(8))
 LARGE: Final = 64 * 1024
 """Frames and segments from this size in bytes are neither joined on sending nor copied on receipt."""
+SHARED_FROM: Final = 128 * 1024
+"""Segments from this size in bytes go through shared memory, where there is some (`sharing.py`)."""
 
 
 class Kind:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from servekit.core.call import Buffer
-from servekit.wire.frames import LARGE
+from servekit.wire.frames import LARGE, SHARED_FROM
 
 BURST: Final = 4
 """Buffers after which a turn's frames so far are sent, so that the peer can begin with them."""
@@ -23,7 +23,7 @@ class Outbox:
         loop: The loop whose turns are meant.
 
     Attributes:
-        on_large: Called once, when large buffers were written.
+        on_large: Called once, when a buffer that could have been shared was written.
     """
 
     __slots__ = ("_buffers", "_loop", "_transport", "on_large")
@@ -59,6 +59,6 @@ class Outbox:
             transport.write(b"".join(held))
         else:
             transport.writelines(held)
-            if (on_large := self.on_large) is not None:
+            if (on_large := self.on_large) is not None and max(map(len, held)) >= SHARED_FROM:
                 self.on_large = None
                 on_large()

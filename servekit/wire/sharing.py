@@ -18,10 +18,8 @@ from servekit.core.call import Buffer
 from servekit.errors import WireError
 from servekit.observe.log import get_logger
 from servekit.wire.arena import Arena, ArenaError, Offer, PeerArena
-from servekit.wire.frames import SHARED, Encode, Kind, encode
+from servekit.wire.frames import SHARED, SHARED_FROM, Encode, Kind, encode
 
-SHARED_FROM: Final = 64 * 1024
-"""Segments from this size in bytes go through shared memory."""
 TRIM_S: Final = 10.0
 """Memory that no call needed for this long goes back to the system, at the latest in as long again."""
 

@@ -186,10 +186,20 @@ def test_a_system_without_memory_has_no_place(monkeypatch):
         first = peer.view(arena.place(pattern(100 * KB), 100 * KB), 100 * KB)
         monkeypatch.setattr(os, "posix_fallocate", fail)
         assert arena.place(bytes(100 * KB), 100 * KB) is None
+        assert arena.place(bytes(100 * KB), 100 * KB) is None  # still not
         assert lent(arena) == 1
         del first
         # What has its memory already needs no more.
         assert arena.place(bytes(100 * KB), 100 * KB) is not None
+        monkeypatch.undo()
+        assert arena.place(bytes(100 * KB), 100 * KB) is not None
+
+
+def test_a_block_has_memory_to_its_last_granule_s_end():
+    with joined() as (arena, _):
+        before = memory(arena)
+        arena.place(b"x", 1)
+        assert memory(arena) == before + GRANULE
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ COUNT = 64
 takes = st.tuples(st.just("take"), st.integers(1, 20))
 releases = st.tuples(st.just("release"), st.integers(0, 1000))
 gives = st.tuples(st.just("give"), st.integers(0, 1000))
+fails = st.tuples(st.just("fail"), st.integers(1, 20))
 cools = st.tuples(st.just("cool"), st.just(0))
 
 
@@ -55,6 +56,12 @@ class Model:
             self.blocks.give(start)
             del self.lent[start]
 
+    def fail(self, count: int) -> None:
+        """The system has no memory for a block."""
+        if (taken := self.blocks.take(count)) is not None:
+            self.blocks.give(taken[0], empty=True)
+            self.backed -= {*range(taken[0], taken[0] + count)}
+
     def cool(self, _: int) -> None:
         cold: set[int] = set()
         for start, stop in self.blocks.cool():
@@ -66,7 +73,7 @@ class Model:
         assert self.blocks.backed == bool(self.backed)
 
 
-@given(steps=st.lists(takes | releases | gives | cools, max_size=60))
+@given(steps=st.lists(takes | releases | gives | fails | cools, max_size=60))
 @settings(max_examples=300)
 def test_any_sequence_is_as_if_granules_were_counted_one_by_one(steps):
     model = Model()

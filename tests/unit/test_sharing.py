@@ -23,8 +23,7 @@ from servekit.errors import CallError, DeadlineExceeded, PayloadTooLarge, Replic
 from servekit.wire import memory, sharing
 from servekit.wire.arena import GRANULE, GRANULES, SIZE, Arena, ArenaError, Offer
 from servekit.wire.connection import Connection
-from servekit.wire.frames import SHARED, FrameReader, Hello, Kind, encode
-from servekit.wire.sharing import SHARED_FROM
+from servekit.wire.frames import SHARED, SHARED_FROM, FrameReader, Hello, Kind, encode
 from servekit.wire.sockets import Address, Listener, connect
 from tests.calls import make_call
 from tests.peer import Mirror
@@ -176,6 +175,7 @@ async def test_small_segments_make_no_arena():
     async with paired() as (client, server):
         files = open_files()
         await asyncio.gather(*(client.call(a_call(b"x" * 1000)) for _ in range(100)))
+        await client.call(a_call(b"x" * (SHARED_FROM - 1)))
         assert client._sharing._own is None
         assert server._sharing._own is None
         assert open_files() == files
@@ -260,10 +260,12 @@ async def test_a_peer_that_keeps_what_it_gets_is_sent_the_rest_over_the_socket()
 
 async def test_a_frame_may_be_shared_in_part():
     async with sharing_both_ways(small) as (client, _):
-        leave_only(client, 19)
-        segments = [an_array(4 * GRANULE, seed) for seed in range(8)]
+        leave_only(client, 35)
+        segments = [an_array(8 * GRANULE, seed) for seed in range(8)]
         frame = client._caller.encode(Kind.CALL, 1, b"", segments)
-        assert [bytes(part) for part in frame if len(part) == 4 * GRANULE] == segments[4:]
+        assert [bytes(part) for part in frame if len(part) == 8 * GRANULE] == segments[4:]
+        again = client._caller.encode(Kind.CALL, 1, b"", segments)
+        assert again == encode(Kind.CALL, 1, b"", segments)  # the arena is full
 
 
 async def refused(connection: Connection) -> None:
@@ -479,6 +481,9 @@ async def test_an_arena_at_rest_has_no_memory(monkeypatch, until):
             del kept
             await until(lambda: all(os.fstat(f).st_blocks * 512 <= GRANULE for f in files))
             await until(lambda: client._sharing._trimmer is None)
+        await client.call(a_call(arrays[0]))
+        assert client._sharing._trimmer is not None
+    await asyncio.sleep(0.02)  # in which a trimmer left behind would complain
 
 
 # -- peers that break the rules
@@ -749,7 +754,7 @@ def test_any_order_of_calls_cancels_and_releases_keeps_every_byte(steps):
         mirror = Mirror()
         async with sharing_both_ways(mirror) as (client, server):
             for end in (client, server):
-                leave_only(end, 80)
+                leave_only(end, 100)
             traffic = Traffic(client, server, mirror)
             for name, argument in steps:
                 if (step := getattr(traffic, name)(argument)) is not None:
