@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -136,7 +137,8 @@ class Caller:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._sweep_at = when
-        self._sweeper = self._loop.call_later(after_s, self._expire)
+        # In a context of its own: that of a call would keep the call's arrays until then.
+        self._sweeper = self._loop.call_later(after_s, self._expire, context=Context())
 
     def _expire(self) -> None:
         self._sweep_at, self._sweeper = inf, None

@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Final
 
 import msgspec
@@ -152,7 +153,7 @@ class Sharing:
         if len(carried) > len(segments):
             return encode(kind, id_, header, segments)
         if self._trimmer is None:
-            self._trimmer = self._loop.call_later(TRIM_S, self._trim)
+            self._trim_later()
         carried[0] = _pack(places)
         try:
             return encode(kind | SHARED, id_, header, carried)
@@ -162,10 +163,15 @@ class Sharing:
                     own.give(place[0])
             raise
 
+    def _trim_later(self) -> None:
+        # In a context of its own: that of a call would keep the call's arrays, time after time.
+        self._trimmer = self._loop.call_later(TRIM_S, self._trim, context=Context())
+
     def _trim(self) -> None:
         assert self._own is not None
-        left = self._own.trim()
-        self._trimmer = self._loop.call_later(TRIM_S, self._trim) if left else None
+        self._trimmer = None
+        if self._own.trim():
+            self._trim_later()
 
 
 def _peer_pid(sock: socket.socket | None) -> int:

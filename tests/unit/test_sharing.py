@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import msgspec
@@ -484,6 +486,25 @@ async def test_an_arena_at_rest_has_no_memory(monkeypatch, until):
         await client.call(a_call(arrays[0]))
         assert client._sharing._trimmer is not None
     await asyncio.sleep(0.02)  # in which a trimmer left behind would complain
+
+
+async def test_the_timer_keeps_nothing_of_the_call_that_set_it():
+    seen: list[weakref.ref[object]] = []
+    current: ContextVar[object] = ContextVar("current")
+
+    async def handler(call: Call) -> Reply:
+        if call.endpoint == "note":
+            current.set(call)
+            seen.append(weakref.ref(call))
+        return Reply(call.payload)
+
+    async with paired(handler) as (client, server):
+        for _ in range(3):
+            await client.call(a_call(an_array(), endpoint="note", deadline=now() + 60))
+            await client.ping()
+        assert server._sharing._trimmer is not None
+        assert [ref() for ref in seen] == [None] * 3
+        assert lent(client) == 0
 
 
 # -- peers that break the rules
