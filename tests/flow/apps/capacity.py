@@ -1,0 +1,18 @@
+"""A model whose capacity is that of its slots: what measures it needs the machine's cores."""
+
+import time
+
+import servekit as sk
+
+
+@sk.service(replicas=2, limits=sk.Limits(max_ongoing=16, max_queued=32, max_body="8MiB"))
+class Model:
+    @sk.endpoint(idempotent=True)
+    def label(self, x: int) -> int:
+        time.sleep(0.12)
+        return x
+
+    @sk.batched(max_size=16, max_queued=64, target_ms=400)
+    def batch(self, xs: list[int]) -> list[int]:
+        time.sleep(0.1 + 0.005 * len(xs))
+        return xs
