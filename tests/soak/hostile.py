@@ -21,7 +21,7 @@ CAP = 8 << 20
 
 HALF_HEAD = b"POST /label HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\nx-"
 HALF_BODY = b"POST /label HTTP/1.1\r\nhost: t\r\ncontent-length: 1000000\r\n\r\n{"
-UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: t\r\n\r\n" * 400
+UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: t\r\n\r\n" * 60
 
 
 async def hold(url: str, kind: str, drip: bytes, ended: list[float]) -> None:

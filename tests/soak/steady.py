@@ -101,18 +101,21 @@ async def overload(path: str, seconds: float) -> list[Mark]:
         high = load.outcomes(steady_state, relief)
         good = [o for o in high if o.status == 200 and o.took_s <= TIME_S]
         refused = [o for o in load.outcomes() if o.status in (429, 503)]
+        # The batcher also drops calls that it has held in vain, so that those behind are in time.
+        at_the_door = [o for o in refused if o.reason != "overload"]
         late = [o for o in high if o.status == 504 or (o.status == 200 and o.took_s > TIME_S)]
         calm = load.outcomes(relief + 5.0)
         goodput = len(good) / (relief - steady_state) / most
         return [
             at_least("goodput at 2 x", 100 * goodput, 90.0, "%", timing=True),
             at_most("admitted but late", 100 * len(late) / len(high), 1.0, "%", timing=True),
-            at_least("refused", len(refused), 1),
+            at_least("refused at the door", len(at_the_door), 1),
+            at_most("refused from the queue", len(refused) - len(at_the_door), len(at_the_door)),
             exactly("refused without Retry-After", sum(not o.retry_after for o in refused), 0),
             exactly("other answers", _others(outcomes), {}),
             at_most(
-                "P99 of a refusal",
-                1000 * percentile([o.took_s - o.lag_s for o in refused], 99),
+                "P99 of a refusal at the door",
+                1000 * percentile([o.took_s - o.lag_s for o in at_the_door], 99),
                 20.0,
                 "ms",
                 timing=True,
