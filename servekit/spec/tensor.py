@@ -47,6 +47,12 @@ class ArrayError(ValueError):
         self.path = tuple(path)
 
 
+def int_range(dtype: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of an int dtype."""
+    bits = 8 * ITEM_BYTES[dtype]
+    return (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
 def layout(value: object, library: Library) -> tuple[str, tuple[int, ...]] | None:
     """Return dtype and shape of the library's array; None if the value isn't one.
 
@@ -169,10 +175,7 @@ def _elements(dtype: str, rank: int) -> Any:
     if dtype == "bool":
         schema = core_schema.bool_schema(strict=True)
     elif "int" in dtype:
-        bits = 8 * ITEM_BYTES[dtype]
-        low, high = (
-            (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        )
+        low, high = int_range(dtype)
         schema = core_schema.int_schema(strict=True, ge=low, le=high)
     else:
         schema = core_schema.float_schema(strict=True, allow_inf_nan=False)

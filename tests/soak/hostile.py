@@ -21,13 +21,14 @@ CAP = 8 << 20
 
 HALF_HEAD = b"POST /label HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\nx-"
 HALF_BODY = b"POST /label HTTP/1.1\r\nhost: t\r\ncontent-length: 1000000\r\n\r\n{"
-UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: t\r\n\r\n" * 60
+UNREAD = b"POST /flood HTTP/1.1\r\nhost: t\r\ncontent-length: 0\r\n\r\n"
 
 
-async def hold(url: str, kind: str, drip: bytes, ended: list[float]) -> None:
+async def hold(url: str, kind: str, drip: bytes, ended: list[float], after_s: float) -> None:
     """Hold a connection for as long as the server allows, with a byte now and then."""
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
+    await asyncio.sleep(after_s)
     began = loop.time()
     with socket.socket() as sock:
         sock.setblocking(False)
@@ -65,8 +66,13 @@ async def hold(url: str, kind: str, drip: bytes, ended: list[float]) -> None:
     full={"connections": 500, "before_s": 20.0},
 )
 async def slowloris(connections: int, before_s: float) -> list[Mark]:
-    kinds = {"half a head": b"a", "half a body": b" ", "unread": b"GET /livez HTTP/1.1\r\n\r\n"}
+    kinds = {
+        "half a head": b"a",
+        "half a body": b" ",
+        "unread": b"GET /livez HTTP/1.1\r\nhost: t\r\n\r\n",
+    }
     ended: dict[str, list[float]] = {kind: [] for kind in kinds}
+    share = connections // len(kinds)
     async with serving("capacity.py:Model") as app:
         gateways = app.workers("gateway_worker")
         async with Load(app, "/label", rate=50) as load:
@@ -74,9 +80,11 @@ async def slowloris(connections: int, before_s: float) -> list[Mark]:
             files = sum(map(descriptors, gateways))
             attack = time.monotonic()
             bad = [
-                asyncio.create_task(hold(app.url, kind, drip, ended[kind]))
+                asyncio.create_task(
+                    hold(app.url, kind, drip, ended[kind], before_s * number / share)
+                )
                 for kind, drip in kinds.items()
-                for _ in range(connections // len(kinds))
+                for number in range(share)
             ]
             await asyncio.sleep(before_s)
             during = time.monotonic()
@@ -85,7 +93,6 @@ async def slowloris(connections: int, before_s: float) -> list[Mark]:
         calm = percentile([o.took_s for o in load.outcomes(before=attack)], 99)
         busy = percentile([o.took_s for o in load.outcomes(attack, during)], 99)
         await until(lambda: sum(map(descriptors, gateways)) <= files + 5, "their sockets are gone")
-    share = connections // len(kinds)
     return [
         exactly("errors of good clients", outcomes.total() - outcomes["200"], 0),
         at_most("P99 of good clients", 1000 * busy, 1200 * calm, "ms", timing=True),
