@@ -145,7 +145,7 @@ def _scalar(text: str, kinds: set[str]) -> Any:
     if kinds & {"integer", "number", "boolean", "null"}:
         try:
             value = msgspec.json.decode(text.encode())
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return text
         return value if isinstance(value, int | float | bool | None) else text
     return text

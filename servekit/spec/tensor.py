@@ -223,6 +223,8 @@ def read_npy(data: Buffer) -> "AnyArray":
         shape, fortran, dtype = read(file, max_header_size=_NPY_HEADER_BYTES)
     except Exception as error:  # noqa: BLE001  (numpy evaluates the header: anything may come)
         raise ArrayError("array_bytes", f"not a .npy file: {_short(error)}") from None
+    if any(type(size) is not int for size in shape):  # numpy takes (True, 2)
+        raise ArrayError("array_shape", f"a shape is a tuple of ints, got {_short(shape)}")
     if dtype.name not in ITEM_BYTES:
         raise ArrayError("array_dtype", f"a .npy file of dtype {dtype.name[:20]!r} can't be read")
     body = view[file.tell() :]
