@@ -40,17 +40,20 @@ def main() -> int:
     options = parser.parse_args()
     table = Table("test", "figure", "value", "pass mark", "ok", title="servekit soak")
     missed = 0
-    for name in options.only or ROWS:
-        began = time.monotonic()
-        marks = asyncio.run(measure(ROWS[name], quick=options.quick))
-        took_s = time.monotonic() - began
-        print(f"{name}: {took_s:.0f} s", file=sys.stderr, flush=True)
-        for index, mark in enumerate(marks):
-            title = ROWS[name].title if not index else ""
-            table.add_row(title, *mark[:3], "yes" if mark.ok else "NO")
-            missed += not mark.ok
-        table.add_section()
-    Console(width=130).print(table)
+    try:
+        for name in options.only or ROWS:
+            began = time.monotonic()
+            marks = asyncio.run(measure(ROWS[name], quick=options.quick))
+            wrong = [f"{m.figure}: {m.value}, wanted {m.wanted}" for m in marks if not m.ok]
+            took_s = time.monotonic() - began
+            print(f"{name}: {took_s:.0f} s", *wrong, sep="\n  ", file=sys.stderr, flush=True)
+            missed += len(wrong)
+            for index, mark in enumerate(marks):
+                title = "" if index else ROWS[name].title
+                table.add_row(title, *mark[:3], "yes" if mark.ok else "NO")
+            table.add_section()
+    finally:  # also when it was interrupted
+        Console(width=130).print(table)
     return min(missed, 1)
 
 

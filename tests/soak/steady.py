@@ -20,7 +20,7 @@ def body_of(path: str):
     return (lambda number: {"x": number}) if path == "/label" else (lambda number: number)
 
 
-async def capacity(app: Running, path: str, seconds: float = 3.0) -> float:
+async def capacity(app: Running, path: str, seconds: float = 2.0) -> float:
     """Return how many calls a second the app answers when there is always one more."""
     numbers = itertools.count()
     body = body_of(path)
@@ -84,7 +84,7 @@ async def steady(seconds: float, compared_s: float) -> list[Mark]:
         ]
 
 
-async def overload(path: str, seconds: float) -> list[Mark]:
+async def overload(path: str, seconds: float, relief_s: float) -> list[Mark]:
     """Send twice what it can take, then half of it."""
     async with serving("capacity.py:Model") as app:
         most = await capacity(app, path)
@@ -95,7 +95,7 @@ async def overload(path: str, seconds: float) -> list[Mark]:
             await asyncio.sleep(seconds)
             relief = time.monotonic()
             load.rate = most / 2
-            await asyncio.sleep(8.0)
+            await asyncio.sleep(relief_s)
         outcomes = load.check()
         steady_state = began + min(2.0, seconds / 2)
         high = load.outcomes(steady_state, relief)
@@ -104,7 +104,7 @@ async def overload(path: str, seconds: float) -> list[Mark]:
         # The batcher also drops calls that it has held in vain, so that those behind are in time.
         at_the_door = [o for o in refused if o.reason != "overload"]
         late = [o for o in high if o.status == 504 or (o.status == 200 and o.took_s > TIME_S)]
-        calm = load.outcomes(relief + 5.0)
+        calm = load.outcomes(relief + min(5.0, relief_s / 2))
         goodput = len(good) / (relief - steady_state) / most
         return [
             at_least("goodput at 2 x", 100 * goodput, 90.0, "%", timing=True),
@@ -136,14 +136,17 @@ def _others(outcomes) -> dict[str, int]:
     return {name: count for name, count in outcomes.items() if not name.startswith(known)}
 
 
-SIZES = {"quick": {"seconds": 8.0}, "full": {"seconds": 60.0}}
+SIZES = {
+    "quick": {"seconds": 8.0, "relief_s": 8.0},
+    "full": {"seconds": 60.0, "relief_s": 30.0},
+}
 
 
 @row("2 x capacity, then 0.5 x", **SIZES)
-async def overload_of_slots(seconds: float) -> list[Mark]:
-    return await overload("/label", seconds)
+async def overload_of_slots(seconds: float, relief_s: float) -> list[Mark]:
+    return await overload("/label", seconds, relief_s)
 
 
 @row("2 x capacity, then 0.5 x, batched", **SIZES)
-async def overload_of_batches(seconds: float) -> list[Mark]:
-    return await overload("/batch", seconds)
+async def overload_of_batches(seconds: float, relief_s: float) -> list[Mark]:
+    return await overload("/batch", seconds, relief_s)

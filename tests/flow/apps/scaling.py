@@ -1,6 +1,7 @@
 """Services whose number of replicas follows the load."""
 
 import asyncio
+import time
 
 import servekit as sk
 
@@ -25,6 +26,11 @@ class Sleeper:
     async def ask(self, x: int) -> int:
         return x
 
+    @sk.endpoint(max_concurrency=1)
+    def nap(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "napped"
+
 
 @sk.service
 class Front:
@@ -33,3 +39,7 @@ class Front:
     @sk.endpoint
     async def ask(self, x: int) -> int:
         return await self.sleeper.ask.remote(x)
+
+    @sk.endpoint
+    async def nap(self, seconds: float) -> str:
+        return await self.sleeper.nap.remote(seconds)
