@@ -31,6 +31,7 @@ from servekit.wire.frames import Frame, FrameReader, Hello, Kind, encode
 from servekit.wire.outbox import BURST
 from servekit.wire.streams import WINDOW
 from tests.calls import make_call
+from tests.examples import examples
 
 pack = msgspec.msgpack.encode
 
@@ -888,7 +889,7 @@ async def test_call_and_cancel_in_one_packet_leave_nothing_behind():
     ),
     again=st.integers(1, 3),
 )
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_of_a_greeted_peer_end_its_connection_at_most(data, again):
     async def attack() -> None:
         failures: list[dict[str, object]] = []
