@@ -67,7 +67,12 @@ class Stage:
         self.spec = ServiceSpec(name="S", target="app:S", replicas=replicas)
         self.replicas: list[Replica] = []
         self.refusal: Exception | None = None
-        self.pool = Pool(self.spec, self._spawn, lambda: None, drain_s=9.0, start_timeout_s=9.0)  # type: ignore[arg-type]
+        self.published: list[str] = []
+        self.pool = Pool(self.spec, self._spawn, self._publish, drain_s=9.0, start_timeout_s=9.0)  # type: ignore[arg-type]
+
+    def _publish(self) -> None:
+        if hasattr(self, "pool"):
+            self.published.append(self.pool.targets().state)
 
     async def _spawn(self, spec: ServiceSpec) -> Replica:
         await asyncio.sleep(0)
@@ -236,11 +241,12 @@ async def test_a_service_that_failed_and_sleeps_is_woken_by_a_call(until):
     for tick in range(3):
         stage.pool.scale(1000.0 + tick)
     assert stage.pool.desired == 0
-    assert stage.pool.targets().state == "asleep"
-    stage.pool.wake(1010.0)
-    assert stage.pool.targets().state == "down"
+    assert stage.published[-1] == "asleep"
+    await settle()
     woken = len(stage.replicas)
-    await until(lambda: not stage.replicas[-1].loaded.done() or len(stage.replicas) > woken)
+    stage.pool.wake(1010.0)
+    assert stage.published[-1] == "starting"  # so the call waits
+    await until(lambda: len(stage.replicas) > woken)
     stage.load()
     await until(lambda: stage.pool.targets().state == "up")
     await stage.close()
