@@ -15,6 +15,7 @@ from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
+from servekit.runtime.form import drop
 from servekit.runtime.inbox import inbox
 from servekit.runtime.meter import Meter
 from servekit.runtime.slots import Slots
@@ -81,9 +82,13 @@ class Endpoint:
     def _decode(self, call: Call) -> Arguments:
         """Decode a call that there is room for."""
         slots = self._slots
-        if slots.running >= slots.limit:
-            slots.check((slots.queued + 1) * self._meter.pace.unit_s)
-        arguments = self._input.decode(call.payload, internal=call.internal)
+        try:
+            if slots.running >= slots.limit:
+                slots.check((slots.queued + 1) * self._meter.pace.unit_s)
+            arguments = self._input.decode(call.payload, internal=call.internal)
+        except CallError:
+            drop(call)
+            raise
         call.payload = EMPTY  # a context may outlive the call, but bodies and files must not
         if self._inbound is not None:
             arguments[1][self._inbound.name] = inbox(self._inbound, call, is_async=self._is_async)
