@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from servekit import errors
 from servekit.core.context import current as context
+from servekit.core.job import running_job as job
 from servekit.spec.array import Array
 from servekit.spec.batched import batched
 from servekit.spec.endpoint import endpoint
@@ -34,6 +35,7 @@ from servekit.spec.item import Item, ItemError
 from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warmup
 from servekit.spec.policy import Autoscale, Limits
 from servekit.spec.service import service
+from servekit.spec.task import task
 from servekit.version import __version__
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ __all__ = [
     "depends",
     "endpoint",
     "errors",
+    "job",
     "live",
     "local",
     "on_build",
@@ -62,6 +65,7 @@ __all__ = [
     "ref",
     "service",
     "setup",
+    "task",
     "teardown",
     "warmup",
 ]

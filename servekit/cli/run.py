@@ -218,7 +218,7 @@ def _routes(app: "AppSpec") -> Iterator[Line]:
             if endpoint.internal:
                 continue
             path = service.prefix.rstrip("/") + endpoint.path.rstrip("/") or "/"
-            facts = {"stream": "streams", "unary": ""}.get(endpoint.kind, "")
+            facts = {"stream": "streams", "task": "task"}.get(endpoint.kind, "")
             if endpoint.batch is not None:
                 facts = f"batched ≤{endpoint.batch.max_size}"
             yield [

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from servekit.core.call import Call, Handler, Payload, Reply
 from servekit.errors import NotFound
+from servekit.jobs.sqlite import MEMORY, SqliteStore
 from servekit.runtime.handle import Options, ServiceHandle
 from servekit.runtime.replica import Replica
 from servekit.spec.app import AppSpec
@@ -76,6 +77,7 @@ class _Graph:
         self._replicas: list[Replica] = []
         self._connections: list[Connection] = []
         self._handlers: dict[str, Handler] = {}
+        self._store: SqliteStore | None = None
 
     async def start(self, target: type, args: Mapping[str, Any]) -> ServiceHandle:
         root = definition(target)
@@ -109,7 +111,15 @@ class _Graph:
             handles[edge.attribute] = ServiceHandle(
                 edge.target, edge.target.name, handler, self._loop, options
             )
-        replica = Replica(found, app.service(found.name), replica_id=f"{found.name}-local")
+        if self._store is None and any(e.task is not None for e in found.endpoints.values()):
+            self._store = SqliteStore(MEMORY)
+            await self._store.open()
+        replica = Replica(
+            found,
+            app.service(found.name),
+            replica_id=f"{found.name}-local",
+            store=self._store,
+        )
         self._replicas.append(replica)
         await replica.start(handles)
         hello = Hello(service=found.name, replica=replica.id)
@@ -124,6 +134,8 @@ class _Graph:
             await self._connections.pop(0).close()
         while self._replicas:
             await self._replicas.pop().stop()
+        if self._store is not None:
+            await self._store.close()
 
 
 def fake_handler(fake: object, service: ServiceDefinition) -> Handler:

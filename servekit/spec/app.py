@@ -11,9 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from servekit.errors import NotFound, suggest
-from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources
+from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources, TaskPolicy
 
-Kind = Literal["unary", "stream", "batched"]
+Kind = Literal["unary", "stream", "batched", "task"]
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Method name.
-        kind: `"unary"` answers once, `"stream"` many times, `"batched"` once, run in batches.
+        kind: `"unary"` answers once, `"stream"` many times, `"batched"` once, run in batches;
+            `"task"` queues a job, whose result is the answer.
         path: Route below the service's prefix, starting with `/`.
         method: HTTP method.
         input: JSON schema of the request body.
@@ -36,6 +37,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
         timeout_s: Deadline of a call that came without one; None takes the service's.
         max_concurrency: Calls of this endpoint that run at once; None takes the service's.
         batch: Set for `"batched"`.
+        task: Set for `"task"`.
         tags: For the OpenAPI document.
     """
 
@@ -55,6 +57,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     max_concurrency: int | None = None
     batch: BatchPolicy | None = None
+    task: TaskPolicy | None = None
     tags: tuple[str, ...] = ()
 
 

@@ -83,7 +83,7 @@ def _service(service: ServiceDefinition) -> ServiceSpec:
 def _endpoint(endpoint: EndpointDefinition) -> EndpointSpec:
     into, out = endpoint.schemas
     if endpoint.media_type and (
-        endpoint.kind != "unary" or out.json_schema.get("type") != "string"
+        endpoint.kind not in ("unary", "task") or out.json_schema.get("type") != "string"
     ):
         raise SpecError(
             f"{endpoint.where}: media_type={endpoint.media_type!r} is for one answer of type str or "
@@ -108,6 +108,7 @@ def _endpoint(endpoint: EndpointDefinition) -> EndpointSpec:
         timeout_s=endpoint.timeout_s,
         max_concurrency=endpoint.max_concurrency,
         batch=endpoint.batch,
+        task=endpoint.task,
         tags=endpoint.tags,
     )
 
