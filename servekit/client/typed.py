@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import httpx
 
 from servekit.client.exchange import TIMEOUT_HEADER, EventReader, answer, failure, unreachable
+from servekit.client.jobs import job_request
 from servekit.core.call import EVENT_STREAM, MSGPACK, Call, Payload, Reply
 from servekit.errors import DeadlineExceeded
 from servekit.runtime.handle import Options, ServiceHandle
@@ -67,10 +68,12 @@ class HttpHandler:
             timeout=None,  # noqa: S113  (each call has its own deadline)
         )
         self._url = url
+        self._service = service
         prefix = (service.prefix or "").rstrip("/")
-        self._routes = {
+        self._routes: dict[str, tuple[str, str, bool]] = {
             endpoint.name: (endpoint.method, prefix + endpoint.path, endpoint.kind == "stream")
             for endpoint in service.endpoints.values()
+            if endpoint.task is None
         }
 
     async def __call__(self, call: Call) -> Reply:
@@ -79,11 +82,17 @@ class HttpHandler:
         Raises:
             CallError: As the server raised it, or because it was not reached.
         """
-        method, path, streams = self._routes[call.endpoint]
+        payload = call.payload
+        more: Mapping[str, str] = {}
+        if (route := self._routes.get(call.endpoint)) is not None:
+            method, path, streams = route
+        else:
+            method, path, streams, more, payload = job_request(self._service, call)
         headers = {
             "accept": EVENT_STREAM if streams else MSGPACK,
-            "content-type": call.payload.content_type,
+            "content-type": payload.content_type,
             "x-request-id": call.request_id,
+            **more,
         }
         if call.affinity_key:
             headers["x-servekit-affinity"] = call.affinity_key
@@ -94,7 +103,7 @@ class HttpHandler:
             if remaining <= 0:
                 raise DeadlineExceeded("the deadline passed before the call was sent")
             headers[TIMEOUT_HEADER] = f"{remaining:.3f}s"
-        request = self._request(method, path, headers, call.payload)
+        request = self._request(method, path, headers, payload)
         try:
             async with asyncio.timeout(remaining):
                 response = await self._client.send(request, stream=True)

@@ -7,11 +7,17 @@ import httpx
 import msgspec
 
 from servekit.client.exchange import TIMEOUT_HEADER, EventReader, answer, failure, unreachable
-from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY, Payload
+from servekit.client.jobs import (
+    ACCEPT,
+    KEY_HEADER,
+    AsyncClientJob,
+    ClientJob,
+    JobRequests,
+    status_of,
+)
+from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY, Payload, new_request_id
 from servekit.errors import CallError, DeadlineExceeded
 from servekit.spec.body import media_type, pack, unpack
-
-_ACCEPT = f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5"
 
 
 class _Requests:
@@ -29,7 +35,7 @@ class _Requests:
         arguments: dict[str, Any],
         timeout_s: float | None,
         *,
-        accept: str = _ACCEPT,
+        accept: str = ACCEPT,
     ) -> dict[str, Any]:
         if len(body) > 1 or (body and arguments):
             raise TypeError(f"{endpoint}: give one body, or arguments by name")
@@ -41,7 +47,7 @@ class _Requests:
     def _get(
         self, endpoint: str, arguments: dict[str, Any], timeout_s: float | None
     ) -> dict[str, Any]:
-        return self._request("GET", endpoint, timeout_s, _ACCEPT) | {"params": arguments}
+        return self._request("GET", endpoint, timeout_s, ACCEPT) | {"params": arguments}
 
     def _request(
         self, method: str, endpoint: str, timeout_s: float | None, accept: str
@@ -55,6 +61,23 @@ class _Requests:
             # its silence.
             "timeout": httpx.Timeout(seconds + 1.0),
         }
+
+    def _submission(
+        self,
+        endpoint: str,
+        body: tuple[Any, ...],
+        arguments: dict[str, Any],
+        timeout_s: float | None,
+        key: str,
+    ) -> dict[str, Any]:
+        request = self._post(endpoint, body, arguments, timeout_s, accept=JSON)
+        # With a key of its own a submission may be sent again when its replica is lost.
+        request["headers"][KEY_HEADER] = key or new_request_id()
+        return request
+
+    def _job(self, endpoint: str, accepted: httpx.Response) -> JobRequests:
+        id_ = status_of(accepted).id
+        return JobRequests(id_, endpoint, self._request, _value, self._error)
 
     def _error(self, error: httpx.TransportError) -> CallError:
         if isinstance(error, httpx.ReadTimeout):
@@ -119,6 +142,34 @@ class Client(_Requests):
         except httpx.TransportError as error:
             raise self._error(error) from error
 
+    def submit(
+        self,
+        endpoint: str,
+        /,
+        *body: Any,
+        timeout_s: float | None = None,
+        idempotency_key: str = "",
+        **arguments: Any,
+    ) -> ClientJob:
+        """Queue a job of a task; returns when it is kept.
+
+        Args:
+            endpoint: The task's path.
+            *body: As for `call`.
+            timeout_s: Deadline of the submission; the job has its own.
+            idempotency_key: Of the submissions with one key only the first is kept.
+            **arguments: As for `call`.
+
+        Raises:
+            CallError: As for `call`.
+        """
+        request = self._submission(endpoint, body, arguments, timeout_s, idempotency_key)
+        try:
+            accepted = self._http.request(**request)
+        except httpx.TransportError as error:
+            raise self._error(error) from error
+        return ClientJob(self._http, self._job(endpoint, accepted))
+
     def get(self, endpoint: str, /, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         """Call an endpoint that was declared with `method="GET"`; see `call`."""
         try:
@@ -174,6 +225,23 @@ class AsyncClient(_Requests):
             return _value(answer(await self._http.request(**request)))
         except httpx.TransportError as error:
             raise self._error(error) from error
+
+    async def submit(
+        self,
+        endpoint: str,
+        /,
+        *body: Any,
+        timeout_s: float | None = None,
+        idempotency_key: str = "",
+        **arguments: Any,
+    ) -> AsyncClientJob:
+        """Queue a job of a task; see `Client.submit`."""
+        request = self._submission(endpoint, body, arguments, timeout_s, idempotency_key)
+        try:
+            accepted = await self._http.request(**request)
+        except httpx.TransportError as error:
+            raise self._error(error) from error
+        return AsyncClientJob(self._http, self._job(endpoint, accepted))
 
     async def get(
         self, endpoint: str, /, *, timeout_s: float | None = None, **arguments: Any

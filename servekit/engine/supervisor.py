@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,8 @@ import msgspec
 
 from servekit.core.aio import Tasks
 from servekit.core.call import now
+from servekit.engine.backlog import Backlog
+from servekit.engine.binding import bind
 from servekit.engine.control import (
     AppStatus,
     Figures,
@@ -41,7 +42,7 @@ from servekit.engine.placement import Placement, allocate
 from servekit.engine.pool import KILL_AFTER_S, Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
-from servekit.errors import CallError, ConfigError
+from servekit.errors import CallError
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate, Metrics
@@ -54,7 +55,6 @@ from servekit.wire.sockets import Address, Listener
 _log = get_logger("servekit.supervisor")
 
 _TICK_S = 1.0
-_BACKLOG = 2048
 
 
 class Supervisor:
@@ -90,6 +90,7 @@ class Supervisor:
         self._metrics = Metrics(replica="supervisor")
         self._families = Families(self._metrics)
         self._aggregate = Aggregate()
+        self._backlog = Backlog(settings.jobs_dir, self._families)
         self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
         self._placement = Placement(self._devices)
         self._listener = bind(settings.host, settings.port)
@@ -116,6 +117,7 @@ class Supervisor:
             SetupError: A replica could not start; nothing is left running.
         """
         self._check_resources(self.app)
+        await self._backlog.serve(self.app)
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
@@ -143,6 +145,7 @@ class Supervisor:
         app = described.app
         assert app is not None
         self._check_resources(app)
+        await self._backlog.serve(app)
         self._search_path = described.search_path
         old = {name: pool.spec for name, pool in self._pools.items()}
         changed = [s for s in app.services if s.name in old and s.revision != old[s.name].revision]
@@ -199,6 +202,7 @@ class Supervisor:
             await self._gateway.stop(2.0)
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         await self._admin.close()
+        await self._backlog.close()
         await self._tasks.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -239,6 +243,7 @@ class Supervisor:
             address=f"unix:{self._folder}/{self._last_replica}.sock",
             folder=str(self._folder),
             table=self._table(),
+            jobs=self._backlog.file(spec),
         )
         env = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         try:
@@ -333,13 +338,17 @@ class Supervisor:
         while not self._closing:
             await asyncio.sleep(_TICK_S)
             checks = asyncio.gather(*(pool.check() for pool in self._pools.values()))
-            waiting, _ = await asyncio.gather(self._check_gateway(), checks)
+            waiting, jobs, _ = await asyncio.gather(
+                self._check_gateway(), self._backlog.look(), checks
+            )
             for pool in self._pools.values():
                 for member in pool.members:
                     for name, count in member.stats.waiting.items():
                         waiting[name] = waiting.get(name, 0) + count
             for name, pool in self._pools.items():
-                pool.waiting = waiting.get(name, 0)
+                pool.waiting = waiting.get(name, 0) + jobs.get(name, 0)
+                if jobs.get(name):
+                    pool.wake(now())
                 pool.scale(now())
 
     async def _check_gateway(self) -> dict[str, int]:
@@ -423,25 +432,3 @@ class Supervisor:
                 for name, pool in self._pools.items()
             ],
         )
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: The address is in use, or not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror}; choose another with --port, or "
-            "--port 0 for a free one"
-        ) from error
-    listener.setblocking(False)
-    return listener

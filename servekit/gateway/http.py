@@ -11,7 +11,7 @@ import httptools
 
 from servekit.core.call import Handler, now
 from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllowed, is_shed
-from servekit.gateway.answer import send_error, send_stream, send_whole
+from servekit.gateway.answer import send_accepted, send_error, send_stream, send_whole
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.request import read_body, read_call, request_id_of
 from servekit.gateway.routes import Methods, routes_of
@@ -67,7 +67,11 @@ class Gateway:
             call.payload.segments = (await read_body(route, exchange),)
             reply = await self._handler(call)
             version = reply.version
-            if reply.payload is not None:
+            if route.jobs:
+                assert reply.payload is not None
+                send_accepted(exchange, call, reply, reply.payload, route.jobs)
+                code = 202
+            elif reply.payload is not None:
                 send_whole(exchange, call, reply, reply.payload)
                 code = 200
             else:

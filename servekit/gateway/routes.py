@@ -2,6 +2,7 @@
 
 from typing import Final, TypeAlias
 
+from servekit.core.job import JOBS
 from servekit.observe.families import Families
 from servekit.observe.metrics import Counter
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
@@ -22,12 +23,14 @@ class Route:
         max_body: Largest body in bytes.
         timeout_s: Longest time that a call may take; None is for ever.
         stream: Answers many times.
+        jobs: Path of the jobs that its calls become; "" for what is no task.
     """
 
     __slots__ = (
         "_codes",
         "_families",
         "endpoint",
+        "jobs",
         "max_body",
         "method",
         "path",
@@ -52,6 +55,7 @@ class Route:
         self.max_body = service.limits.max_body_bytes
         self.timeout_s = service.limits.timeout_s if spec.timeout_s is None else spec.timeout_s
         self.stream = spec.kind == "stream"
+        self.jobs = self.path.rstrip("/") + JOBS if spec.task is not None else ""
         labels = {"service": self.service, "endpoint": self.endpoint}
         self.seconds = families.request_seconds.labels(**labels)
         self._families = families

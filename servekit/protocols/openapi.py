@@ -6,7 +6,7 @@ common (errors, headers). Equal apps give equal documents, to the order of their
 refused: an app that could be described can be documented.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from servekit.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from servekit.protocols.jobs import JOB_ERRORS, accepted, job_paths, job_schemas
 from servekit.protocols.models import REF, Models, Schema
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
 
@@ -72,11 +73,19 @@ def document(app: AppSpec) -> dict[str, Any]:
     """Return the document; its values are JSON's."""
     root = app.service(app.root)
     operations = list(_operations(app))
-    models = Models([(o.service.name, o.endpoint) for o in operations], _error_schemas())
+    shared = _error_schemas()
+    errors = {error: _DESCRIPTIONS[type(error)] for error in _ERRORS}
+    if any(operation.endpoint.task is not None for operation in operations):
+        shared |= job_schemas()
+        errors |= JOB_ERRORS
+    models = Models([(o.service.name, o.endpoint) for o in operations], shared)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         item = paths.setdefault(operation.path, {})
         item[operation.endpoint.method.lower()] = _operation(operation, models)
+        if operation.endpoint.task is not None:
+            result = _success(operation, models)
+            paths |= job_paths(operation.path, operation.id, operation.service.name, result)
     summary, description = _doc(root.doc)
     info = {
         "title": app.root,
@@ -91,10 +100,10 @@ def document(app: AppSpec) -> dict[str, Any]:
         "tags": _tags(operations),
         "paths": paths,
         "components": {
-            "schemas": {**models.schemas, **_error_schemas()},
+            "schemas": {**models.schemas, **shared},
             "parameters": _parameters(),
             "headers": _headers(),
-            "responses": _error_responses(),
+            "responses": _error_responses(errors),
         },
     }
 
@@ -145,7 +154,11 @@ def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
         "parameters": [*_query(operation, models), *_shared_parameters(endpoint)],
         "requestBody": _request_body(operation, models),
         "responses": {
-            "200": _success(operation, models),
+            **(
+                {"202": accepted()}
+                if endpoint.task is not None
+                else {"200": _success(operation, models)}
+            ),
             **{
                 str(error.status): {"$ref": f"#/components/responses/{type(error).__name__}"}
                 for error in _ERRORS
@@ -314,15 +327,15 @@ def _events(chunk: Schema) -> dict[str, Any]:
     }
 
 
-def _error_responses() -> dict[str, Any]:
+def _error_responses(errors: Mapping[CallError, str]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
-    for error in _ERRORS:
+    for error, description in errors.items():
         headers = {"x-request-id": {"$ref": "#/components/headers/x-request-id"}}
         if error.retry_after_s is not None:
             headers["retry-after"] = {"$ref": "#/components/headers/retry-after"}
         example = {"error": error.details() | {"request_id": "35ddc6d32d000001"}}
         responses[type(error).__name__] = {
-            "description": f"{HTTPStatus(error.status).phrase}. {_DESCRIPTIONS[type(error)]}",
+            "description": f"{HTTPStatus(error.status).phrase}. {description}",
             "headers": headers,
             "content": {JSON: {"schema": {"$ref": f"{REF}Error"}, "example": example}},
         }
@@ -424,4 +437,5 @@ def _headers() -> dict[str, Any]:
         "x-servekit-version": header("Version of the service that answered."),
         "x-servekit-replica": header("The replica that answered."),
         "retry-after": header("Seconds after which a new attempt may succeed.", "integer"),
+        "location": header("Path of the job."),
     }
