@@ -74,7 +74,7 @@ def document(app: AppSpec) -> dict[str, Any]:
     root = app.service(app.root)
     operations = list(_operations(app))
     shared = _error_schemas()
-    errors = {error: _DESCRIPTIONS[type(error)] for error in _ERRORS}
+    errors: dict[CallError, str] = {error: _DESCRIPTIONS[type(error)] for error in _ERRORS}
     if any(operation.endpoint.task is not None for operation in operations):
         shared |= job_schemas()
         errors |= JOB_ERRORS
