@@ -12,12 +12,12 @@ import servekit
 NAMES = {
     "__version__", "errors",
     # declare
-    "service", "endpoint", "batched", "depends", "ref",
+    "service", "endpoint", "batched", "task", "depends", "ref",
     "on_build", "setup", "warmup", "ready", "live", "teardown",
     # types and settings
     "Array", "Autoscale", "Item", "ItemError", "Limits",
     # use
-    "AsyncClient", "Client", "connect", "context", "local",
+    "AsyncClient", "Client", "connect", "context", "job", "local",
 }  # fmt: skip
 
 HEAVY = {
