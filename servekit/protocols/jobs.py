@@ -54,37 +54,37 @@ def accepted() -> dict[str, Any]:
 
 
 def job_paths(
-    path: str, operation: str, tag: str, result: dict[str, Any]
+    path: str, service: str, task: str, result: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the paths of a task's jobs.
 
     Args:
         path: The task's.
-        operation: The id of its operation.
-        tag: The service's.
+        service: The service's name.
+        task: The task's.
         result: What the task would answer if it were no job.
     """
     base = f"{path.rstrip('/')}{JOBS}"
 
     def get(name: str, summary: str, answer: dict[str, Any], *parameters: Any) -> dict[str, Any]:
-        return {"get": _described(operation, tag, name, summary, answer, parameters)}
+        return {"get": _described(service, task, name, summary, answer, parameters)}
 
     def post(name: str, summary: str) -> dict[str, Any]:
-        return {"post": _described(operation, tag, name, summary, _answer(_STATUS), (_ID,))}
+        return {"post": _described(service, task, name, summary, _answer(_STATUS), (_ID,))}
 
     return {
         base: get(
-            "jobs", "List the newest jobs", _answer({"type": "array", "items": _STATUS}), *_FILTER
+            "", "List the newest jobs", _answer({"type": "array", "items": _STATUS}), *_FILTER
         ),
-        f"{base}/{{id}}": get("jobs.get", "Where a job is", _answer(_STATUS), _ID),
+        f"{base}/{{id}}": get("/get", "Where a job is", _answer(_STATUS), _ID),
         f"{base}/{{id}}/result": get(
-            "jobs.result", "A job's result, or the error that it ended with", result, _ID, _WAIT
+            "/result", "A job's result, or the error that it ended with", result, _ID, _WAIT
         ),
         f"{base}/{{id}}/events": get(
-            "jobs.events", "A job's changes, from the first on", _events(), _ID, _LAST
+            "/events", "A job's changes, from the first on", _events(), _ID, _LAST
         ),
-        f"{base}/{{id}}/cancel": post("jobs.cancel", "Cancel a job"),
-        f"{base}/{{id}}/retry": post("jobs.retry", "Queue a job again that did not succeed"),
+        f"{base}/{{id}}/cancel": post("/cancel", "Cancel a job"),
+        f"{base}/{{id}}/retry": post("/retry", "Queue a job again that did not succeed"),
     }
 
 
@@ -117,18 +117,19 @@ _FILTER: Final = (
 
 
 def _described(
-    operation: str,
-    tag: str,
-    name: str,
+    service: str,
+    task: str,
+    verb: str,
     summary: str,
     answer: dict[str, Any],
     parameters: tuple[Any, ...],
 ) -> dict[str, Any]:
+    endpoint = f"{task}{JOBS}{verb}"
     errors = ["BadRequest", "NotFound", "Conflict", "Overloaded", "ExecutionError", "Unavailable"]
     codes = ("400", "404", "409", "429", "500", "503")
     return {
-        "operationId": f"{operation}.{name}",
-        "tags": [tag],
+        "operationId": f"{service}.{endpoint.replace('/', '.')}",
+        "tags": [service],
         "summary": summary,
         "parameters": [*parameters, {"$ref": "#/components/parameters/RequestId"}],
         "responses": {
@@ -137,6 +138,12 @@ def _described(
                 code: {"$ref": f"#/components/responses/{error}"}
                 for code, error in zip(codes, errors, strict=True)
             },
+        },
+        "x-servekit": {
+            "service": service,
+            "endpoint": endpoint,
+            "kind": "job",
+            "idempotent": verb != "/retry",
         },
     }
 

@@ -85,7 +85,9 @@ def document(app: AppSpec) -> dict[str, Any]:
         item[operation.endpoint.method.lower()] = _operation(operation, models)
         if operation.endpoint.task is not None:
             result = _success(operation, models)
-            paths |= job_paths(operation.path, operation.id, operation.service.name, result)
+            paths |= job_paths(
+                operation.path, operation.service.name, operation.endpoint.name, result
+            )
     summary, description = _doc(root.doc)
     info = {
         "title": app.root,
