@@ -41,16 +41,17 @@ class MemoryStore(Store):
         return self._put(job)
 
     async def claim(
-        self, service: str, task: str, *, worker: str, now: float, jitter: float
+        self, service: str, task: str, *, worker: str, now: float
     ) -> tuple[Job, bytes] | None:
-        for job in self._of(service, task):
-            if (lost := life.lost(job, now, jitter=jitter)) is not None:
-                self._put(lost)
         for job in self._of(service, task):
             taken = life.claimed(job, now, worker)
             if taken is not None and job.expires_at is not None and job.expires_at > now:
                 return self._put(taken), self.arguments[job.id]
         return None
+
+    async def reap(self, service: str, task: str, *, now: float, jitter: float) -> list[Job]:
+        ended = [life.lost(job, now, jitter=jitter) for job in self._of(service, task)]
+        return [self._put(job) for job in ended if job is not None]
 
     def _change(self, id_: str, after: Job | None) -> Job | None:
         return None if after is None else self._put(after)

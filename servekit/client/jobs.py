@@ -56,7 +56,7 @@ def job_request(service: ServiceDefinition, call: Call) -> JobRequest:
         method="POST" if verb in ("/cancel", "/retry") else "GET",
         path=f"{path}{JOBS}/{query.id}{'' if verb == '/get' else verb}",
         streams=verb == "/events",
-        headers={},
+        headers={"last-event-id": str(query.after)} if query.after else {},
         payload=Payload(MSGPACK, (msgspec.msgpack.encode(arguments),)),
     )
 

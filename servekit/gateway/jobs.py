@@ -6,7 +6,7 @@ for those that are missing.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, cast, get_args
 
 import msgspec
@@ -15,18 +15,18 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from servekit.core.call import EVENT_STREAM, JSON, Call, Handler, Payload, now
-from servekit.core.job import JOBS, JobEvent, JobQuery, JobState
+from servekit.core.job import JOBS, JobQuery, JobState
 from servekit.core.units import parse_seconds
-from servekit.errors import BadRequest, CallError, ConfigError, ReplicaLost, Unavailable
+from servekit.errors import BadRequest, CallError, ConfigError
 from servekit.gateway.answer import error_document, error_headers, event
 from servekit.gateway.request import request_id_of
+from servekit.jobs.follow import follow
 from servekit.spec.app import AppSpec
 
 _CALL_S: Final = 30.0
 """Longest time for a call, beside what it is to wait."""
 _MAX_WAIT_S: Final = 60.0
 _HEARTBEAT_S: Final = 15.0
-_AGAIN_S: Final = 0.5
 
 _Answer = Callable[["_Asked"], Awaitable[Response]]
 
@@ -168,14 +168,19 @@ class JobRoutes:
 
     async def _told(self, asked: _Asked, after: int) -> AsyncIterator[bytes]:
         """Yield a job's events as text, with a comment now and then while there are none."""
-        events = self._read(asked, after)
-        upcoming: asyncio.Future[bytes] | None = None
+
+        def ask(after: int) -> Call:
+            return asked.call("/events", JobQuery(id=asked.id, after=after), timeout_s=None)
+
+        events = follow(self._handler, ask, after=after)
+        upcoming: asyncio.Future[tuple[int, Payload]] | None = None
         try:
             while not self._leaving.is_set():
                 upcoming = upcoming or asyncio.ensure_future(anext(events))
                 if await self._before_leaving(upcoming, _HEARTBEAT_S):
                     told, upcoming = upcoming, None
-                    yield told.result()
+                    number, chunk = told.result()
+                    yield b"id: %d\n%b" % (number, event(chunk.segments[0]))
                 elif not self._leaving.is_set():
                     yield b": still here\n\n"
         except StopAsyncIteration:
@@ -187,25 +192,6 @@ class JobRoutes:
                 upcoming.cancel()
                 await asyncio.wait([upcoming])
             await events.aclose()
-
-    async def _read(self, asked: _Asked, after: int) -> AsyncGenerator[bytes]:
-        """Yield a job's events behind a number; a replica that is lost is only a pause."""
-        while True:
-            call = asked.call("/events", JobQuery(id=asked.id, after=after), timeout_s=None)
-            try:
-                reply = await self._handler(call)
-                assert reply.stream is not None
-                try:
-                    async for chunk in reply.stream:
-                        document = bytes(chunk.segments[0])
-                        after = msgspec.json.decode(document, type=JobEvent).number
-                        yield b"id: %d\n%b" % (after, event(document))
-                finally:
-                    await reply.aclose()
-            except (ReplicaLost, Unavailable):
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                return
 
 
 def _answering(

@@ -218,38 +218,43 @@ class SqliteStore(Store):
 
     @override
     async def claim(
-        self, service: str, task: str, *, worker: str, now: float, jitter: float
+        self, service: str, task: str, *, worker: str, now: float
     ) -> tuple[Job, bytes] | None:
-        return await self._do(partial(self._claim, service, task, worker, now, jitter))
+        return await self._do(partial(self._claim, service, task, worker, now))
 
-    def _claim(
-        self, service: str, task: str, worker: str, now: float, jitter: float
-    ) -> tuple[Job, bytes] | None:
-        due = "service = ? AND task = ? AND status = ? AND due <= ? ORDER BY seq LIMIT 1"
-        lost = (due, service, task, "running", now)
-        ready = (
-            due.replace("ORDER", "AND expires_at > ? ORDER"),
-            service,
-            task,
-            "queued",
-            now,
-            now,
-        )
-        if self._find(*ready) is None and self._find(*lost) is None:
+    def _claim(self, service: str, task: str, worker: str, now: float) -> tuple[Job, bytes] | None:
+        def find() -> tuple[int, Job] | None:
+            due = "service = ? AND task = ? AND status = 'queued' AND due <= ? AND expires_at > ?"
+            return self._find(f"{due} ORDER BY seq LIMIT 1", service, task, now, now)
+
+        if find() is None:
             return None  # without the write lock, as most looks find nothing
         with self._transaction(durable=True) as db:
-            while (found := self._find(*lost)) is not None:
-                seq, job = found
-                self._put(seq, life.lost(job, now, jitter=jitter) or job)
-            found = self._find(*ready)
-            taken = None if found is None else life.claimed(found[1], now, worker)
-            if found is None or taken is None:
+            found = find()
+            job = None if found is None else life.claimed(found[1], now, worker)
+            if found is None or job is None:
                 return None
-            self._put(found[0], taken)
+            self._put(found[0], job)
             (arguments,) = db.execute(
                 "SELECT payload FROM arguments WHERE seq = ?", (found[0],)
             ).fetchone()
-            return taken, arguments
+            return job, arguments
+
+    @override
+    async def reap(self, service: str, task: str, *, now: float, jitter: float) -> list[Job]:
+        return await self._do(partial(self._reap, service, task, now, jitter))
+
+    def _reap(self, service: str, task: str, now: float, jitter: float) -> list[Job]:
+        query = (
+            "SELECT seq, document FROM jobs "
+            "WHERE service = ? AND task = ? AND status = 'running' AND due <= ? ORDER BY seq"
+        )
+        if self._db.execute(query, (service, task, now)).fetchone() is None:
+            return []
+        with self._transaction(durable=True) as db:
+            rows = db.execute(query, (service, task, now)).fetchall()
+            jobs = ((seq, life.lost(_decode_job(row), now, jitter=jitter)) for seq, row in rows)
+            return [self._put(seq, job) for seq, job in jobs if job is not None]
 
     @override
     async def renew(self, id_: str, attempt: int, *, now: float) -> Job | None:

@@ -49,13 +49,17 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, service: str, task: str, *, worker: str, now: float, jitter: float
+        self, service: str, task: str, *, worker: str, now: float
     ) -> tuple[Job, bytes] | None:
         """Hand the oldest job that is due to a worker, with its arguments; None if there is none.
 
-        Exactly one of all that claim at the same time gets a job. Jobs whose lease has ended are
-        `lost` first, in the same transaction. Durable: an attempt's number is used once.
+        Exactly one of all that claim at the same time gets a job. Durable: an attempt's number is
+        used once.
         """
+        ...
+
+    async def reap(self, service: str, task: str, *, now: float, jitter: float) -> list[Job]:
+        """End the attempts whose lease has ended; see `job.lost`. Returns their jobs. Durable."""
         ...
 
     async def renew(self, id_: str, attempt: int, *, now: float) -> Job | None:

@@ -97,8 +97,9 @@ class Attempt:
         try:
             payload, internal = unpack_payload(self._arguments)
             args, kwargs = self._definition.schemas[0].decode(payload, internal=internal)
-        except CallError as error:  # the signature has changed since it was submitted
-            return await self._store_outcome(partial(self._fail, error, permanent=True))
+        except Exception as error:  # noqa: BLE001  (they were fine: the signature has changed)
+            shown = masked(error, self._definition.where, self._job.request_id)
+            return await self._store_outcome(partial(self._fail, shown, permanent=True))
         self._work = work = self._begin(args, kwargs)
         await self._watch(work)
         try:

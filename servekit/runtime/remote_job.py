@@ -6,7 +6,8 @@ What takes several calls is a `Handler` made of them.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from math import inf
 from typing import Any, Final, Self
 
@@ -16,6 +17,7 @@ from servekit.core.call import JSON, MSGPACK, Call, Handler, Payload, Reply, new
 from servekit.core.context import CURRENT
 from servekit.core.job import JOBS, JobEvent, JobQuery, JobStatus
 from servekit.errors import Conflict, DeadlineExceeded, ReplicaLost, Unavailable
+from servekit.jobs.follow import follow
 from servekit.runtime.handle import RemoteMethod
 from servekit.runtime.remote import RemoteCall, RemoteStream
 from servekit.spec.body import media_type
@@ -156,9 +158,16 @@ class RemoteJob:
 
     def events(self) -> RemoteStream:
         """Read its events."""
-        call = self._task.query("/events", JobQuery(id=self.id))
-        call.deadline = None
-        return RemoteStream(call, self._handler, _event, self._loop)
+
+        def ask(after: int) -> Call:
+            call = self._task.query("/events", JobQuery(id=self.id, after=after))
+            call.deadline = None
+            return call
+
+        async def read(_: Call) -> Reply:
+            return Reply(stream=_chunks(follow(self._handler, ask, give_up_s=_GIVE_UP_S)))
+
+        return RemoteStream(ask(0), read, _event, self._loop)
 
     async def wait(self, deadline: float | None = None) -> Reply:
         """Return the answer that has the result, on the handler's loop.
@@ -206,6 +215,12 @@ def _status(payload: Payload) -> JobStatus:
         else msgspec.json.decode
     )
     return decode(bytes(payload.segments[0]), type=JobStatus)
+
+
+async def _chunks(events: AsyncGenerator[tuple[int, Payload]]) -> AsyncGenerator[Payload]:
+    async with aclosing(events):
+        async for _, chunk in events:
+            yield chunk
 
 
 def _event(payload: Payload) -> JobEvent:

@@ -121,6 +121,7 @@ class Task(Endpoint):
         Raises:
             CallError: The input is wrong, the queue is full, or the store has failed.
         """
+        _media_type(call)  # what can't be answered is not kept
         self._input.decode(call.payload, internal=call.internal)
         key = context.headers.get("idempotency-key", "")
         if len(key) > MAX_KEY:
@@ -267,9 +268,12 @@ def _query(call: Call) -> JobQuery:
         raise InvalidInput(f"jobs: {error}", started=False) from None
 
 
+def _media_type(call: Call) -> str:
+    return JSON if call.internal else negotiate(call.accept, (JSON, MSGPACK))
+
+
 def _document(value: Any, call: Call) -> Payload:
-    kind = JSON if call.internal else negotiate(call.accept, (JSON, MSGPACK))
-    if kind == JSON:
+    if _media_type(call) == JSON:
         return Payload(JSON, (msgspec.json.encode(value),))
     # Times are text in MessagePack, too, so that a document has one form.
     return Payload(MSGPACK, (msgspec.msgpack.encode(msgspec.to_builtins(value)),))

@@ -117,6 +117,7 @@ class Worker:
         purge_at = now()
         while not self._draining:
             try:
+                await self._reap()
                 await self._fill()
                 if now() >= purge_at:
                     purge_at = now() + _PURGE_S
@@ -125,6 +126,20 @@ class Worker:
             except Unavailable as error:
                 _log.error("no jobs claimed", task=self._definition.where, why=error.message)
             await self._pulse.wait(POLL_S)
+
+    async def _reap(self) -> None:
+        """Queue again, or end, what workers that died or stood still have left."""
+        lost = await self._store.reap(
+            self._service,
+            self._definition.name,
+            now=time(),
+            jitter=random(),  # noqa: S311
+        )
+        for job in lost:
+            _log.warning("a worker has lost its job", job=job.id, worker=job.worker, now=job.status)
+            self.count(job)
+        if lost:
+            self._pulse.beat()
 
     async def _fill(self) -> None:
         """Claim while there is room and something to claim."""
@@ -138,7 +153,6 @@ class Worker:
                     self._definition.name,
                     worker=self._replica,
                     now=time(),
-                    jitter=random(),  # noqa: S311
                 )
             finally:
                 if claimed is None:

@@ -97,7 +97,7 @@ class Door:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(gateway_jobs, "_AGAIN_S", 0.0)
+    monkeypatch.setattr("servekit.jobs.follow._AGAIN_S", 0.0)
 
 
 @pytest.mark.parametrize(

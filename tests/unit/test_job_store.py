@@ -67,7 +67,8 @@ def with_store(open_store):
 
 
 async def claim(store: Store, now: float = T0, task: str = "t"):
-    return await store.claim("S", task, worker="w", now=now, jitter=0.0)
+    await store.reap("S", task, now=now, jitter=0.0)
+    return await store.claim("S", task, worker="w", now=now)
 
 
 # -- any store
@@ -325,7 +326,11 @@ class Agree(RuleBasedStateMachine):
 
     @rule(task=st.sampled_from("tu"))
     def claim(self, task):
-        self.same(lambda s: s.claim("S", task, worker="w", now=self.now, jitter=0.5))
+        self.same(lambda s: s.claim("S", task, worker="w", now=self.now))
+
+    @rule(task=st.sampled_from("tu"))
+    def reap(self, task):
+        self.same(lambda s: s.reap("S", task, now=self.now, jitter=0.5))
 
     @rule(
         id_=ids,
@@ -383,7 +388,7 @@ async def main():
     print("open", flush=True)
     sys.stdin.readline()
     mine = []
-    while (claimed := await store.claim("S", "t", worker=sys.argv[2], now=time.time(), jitter=0)):
+    while (claimed := await store.claim("S", "t", worker=sys.argv[2], now=time.time())):
         job, arguments = claimed
         mine.append(arguments.decode())
         assert await store.succeed(job.id, job.attempt, arguments, now=time.time())

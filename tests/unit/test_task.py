@@ -419,9 +419,9 @@ async def test_a_job_that_another_worker_has_is_let_go(running, until, monkeypat
     async with running(store) as app:
         one = await app.submit("waits")
         await until(lambda: PROBE.ids)
-        stolen, _ = await store.claim(
-            "S", "waits", worker="other", now=time.time() + 10 * LEASE_S, jitter=0
-        )
+        late = time.time() + 10 * LEASE_S
+        assert [j.id for j in await store.reap("S", "waits", now=late, jitter=0)] == [one.id]
+        stolen, _ = await store.claim("S", "waits", worker="other", now=late)
         assert stolen.attempt == 2
         await until(lambda: PROBE.saw_cancel == 1)
         await until(lambda: not app.replica.load().ongoing)
