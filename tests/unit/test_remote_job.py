@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 import pytest
 
 import servekit as sk
-from servekit.core.call import MSGPACK, now
-from servekit.core.job import JobEvent, JobStatus
+from servekit.core.call import JSON, MSGPACK, Payload, Reply, now
+from servekit.core.job import JobEvent, JobQuery, JobStatus
 from servekit.errors import (
     Conflict,
     DeadlineExceeded,
@@ -23,6 +25,7 @@ from servekit.runtime.handle import Options, ServiceHandle
 from servekit.spec.definition import definition
 
 GO = threading.Event()
+AT = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +175,21 @@ def test_a_blocking_wait_on_a_loop_is_refused():
         asyncio.run(block(reports))
 
 
+class Fake:
+    def double(self, n: int, *, steps: int = 0) -> int:
+        return 100 + sk.job().attempt
+
+    async def arrays(self, n: int) -> list[np.ndarray]:
+        return [np.ones(n, np.float32)]
+
+
+def test_a_fake_in_place_of_a_service_with_tasks():
+    with sk.local(Front, overrides={Front.reports: Fake()}) as front:
+        assert front.all.remote(2).result(20) == [101, 101]
+        assert front.in_a_thread.remote(3).result(20) == 202
+        assert front.total.remote(4).result(20) == 4.0
+
+
 # -- what goes wrong on the way
 
 
@@ -221,6 +239,30 @@ async def test_a_wait_gives_up_when_nobody_answers(monkeypatch):
     monkeypatch.setattr(remote_job, "_GIVE_UP_S", 0.0)
     with pytest.raises(Unavailable):
         await job(Flaky(*[Unavailable("gone")] * 1000))
+
+
+async def test_events_go_on_past_a_loss(monkeypatch):
+    monkeypatch.setattr("servekit.jobs.follow._AGAIN_S", 0.0)
+    asked = []
+
+    async def chunks(numbers, error):
+        for number in numbers:
+            event = JobEvent(number=number, at=AT, status="running", attempt=1)
+            yield Payload(JSON, (msgspec.json.encode(event),))
+        if error is not None:
+            raise error
+
+    async def handler(call):
+        asked.append(msgspec.json.decode(call.payload.segments[0], type=JobQuery).after)
+        if len(asked) == 1:
+            return Reply(stream=chunks([1, 2], ReplicaLost("gone")))
+        if len(asked) == 2:
+            raise Unavailable("starts")
+        return Reply(stream=chunks([3], None))
+
+    events = job(handler).events()
+    assert [event.number async for event in events] == [1, 2, 3]
+    assert asked == [0, 2, 2]
 
 
 async def test_a_submission_may_be_sent_again_with_its_key():

@@ -25,6 +25,7 @@ from servekit.errors import (
     SetupError,
     SpecError,
     Unavailable,
+    UnsupportedMedia,
 )
 from servekit.jobs.job import LEASE_S, new_job
 from servekit.runtime import attempt as attempt_module
@@ -223,6 +224,14 @@ async def test_wrong_input_is_refused_before_anything_is_queued(running):
             await app.replica(make_call("S", "double", Payload(JSON, (b"{",))))
         with pytest.raises(BadRequest, match="256 characters; at most 255"):
             await app.submit("double", "k" * 256, n=1)
+        assert not app.store.jobs
+
+
+async def test_what_can_not_be_answered_is_not_kept(running):
+    async with running() as app:
+        body = Payload(JSON, (b'{"n": 1}',))
+        with pytest.raises(UnsupportedMedia):
+            await app.replica(make_call("S", "double", body, accept="text/html"))
         assert not app.store.jobs
 
 
