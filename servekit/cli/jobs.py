@@ -11,19 +11,23 @@ from servekit.cli.console import Line, print_json, rows, write
 if TYPE_CHECKING:
     from servekit.core.job import JobStatus
 
-Task = Annotated[str, typer.Argument(help="Path of the task, like render or reports/render.")]
-Id = Annotated[str, typer.Argument(help="The job's id.")]
+Task = Annotated[
+    str, typer.Argument(metavar="TASK", help="Path of the task, like render or reports/render.")
+]
+Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Url = Annotated[str | None, typer.Option(help="Where the app listens; else as the settings say.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the document as it is.")]
 
 _STYLES = {"running": "cyan", "succeeded": "green", "failed": "red", "expired": "yellow"}
 
-jobs = typer.Typer(no_args_is_help=True, help="List, show, cancel and retry jobs.")
+jobs = typer.Typer(help="List, show, cancel and retry jobs.")
 
 
 @jobs.command("list")
 def list_(
-    task: Annotated[str | None, typer.Argument(help="Path of a task; else all tasks.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="Path of a task; else all tasks.")
+    ] = None,
     *,
     status: Annotated[str | None, typer.Option(help="Only jobs with this status.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most jobs of a task.")] = 20,

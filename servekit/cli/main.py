@@ -20,10 +20,10 @@ _VERBS: Final = {
     "dev": ("run", "servekit dev app:Search"),
     "serve": ("run", "servekit serve app:Search --host 0.0.0.0 --port 8080"),
     "call": ("call", """servekit call search/query --data '{"text": "cats"}'"""),
-    "jobs": ("jobs", "servekit jobs list --status failed"),
     "graph": ("graph", "servekit graph app:Search --format mermaid"),
     "status": ("status", "servekit status --json"),
     "doctor": ("doctor", "servekit doctor"),
+    "jobs": ("jobs", "servekit jobs list --status failed"),
 }
 """Each verb's module, in which a function, or a `Typer` of several, has the verb's name; and an
 example of its use."""

@@ -136,7 +136,10 @@ class RunningJob:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this attempt should stop: cancelled, out of time, or given to another worker."""
+        """Whether this attempt should stop.
+
+        It was cancelled, is out of time, belongs to another worker by now, or its replica leaves.
+        """
         return self._context.cancelled
 
     def progress(

@@ -80,8 +80,9 @@ class Attempt:
             internal=True,
             attempt=job.attempt - 1,
         )
-        timeout_s = definition.task.timeout_s if definition.task is not None else None
-        call.deadline = None if timeout_s is None else now() + timeout_s
+        assert definition.task is not None
+        self._timeout_s = definition.task.timeout_s
+        call.deadline = None if self._timeout_s is None else now() + self._timeout_s
         self._context = RequestContext(call)
         self._running = RunningJob(job.id, job.attempt, self._context)
         self._lease_until = now() + LEASE_S
@@ -94,6 +95,8 @@ class Attempt:
         Returns:
             The job as it is then; None if it is another's by now.
         """
+        if self._why:  # the replica left before it began
+            return await self._store_outcome(self._give_back)
         try:
             payload, internal = unpack_payload(self._arguments)
             args, kwargs = self._definition.schemas[0].decode(payload, internal=internal)
@@ -127,7 +130,7 @@ class Attempt:
         return scope.run(self._threads.submit, lambda: self._fn(*args, **kwargs))
 
     def _stop(self, why: Why) -> None:
-        if self._why:
+        if self._why or (self._work is not None and self._work.done()):
             return
         self._why = why
         self._context.cancelled = True
@@ -135,7 +138,7 @@ class Attempt:
             self._work.cancel()
 
     async def _watch(self, work: "asyncio.Future[Any]") -> None:
-        """Keep the lease until the method has ended, or nobody needs to wait for that."""
+        """Keep the lease until the method has ended, or nobody waits for that any more."""
         deadline = self._context.deadline
         until = None
         while self._why not in ("lost", "leaving"):
@@ -148,7 +151,7 @@ class Attempt:
                 return
             if deadline is not None and now() >= deadline:
                 self._stop("timeout")
-                until = until or now() + _GRACE_S
+                until = until or now() + _GRACE_S  # also of one that was cancelled and goes on
 
     async def _report(self) -> None:
         """Store progress or renew the lease, and look whether the job goes on."""
@@ -178,14 +181,10 @@ class Attempt:
             return None
         if self._why == "leaving":
             return await self._store_outcome(self._give_back)
-        if self._why == "timeout":
-            error = DeadlineExceeded(f"the attempt took over {self._seconds():g} s")
+        if self._why == "timeout" or not work.done():
+            error = DeadlineExceeded(f"the attempt took over {self._timeout_s:g} s")
             return await self._store_outcome(partial(self._fail, error))
         return await self._store_outcome(self._write_for(work))
-
-    def _seconds(self) -> float:
-        policy = self._definition.task
-        return policy.timeout_s or 0.0 if policy is not None else 0.0
 
     def _write_for(self, work: "asyncio.Future[Any]") -> Callable[[], Awaitable[Job | None]]:
         """Return what stores the outcome of a method that has ended."""

@@ -32,7 +32,12 @@ _GIVE_UP_S: Final = 60.0
 
 
 class RemoteTask(RemoteMethod):
-    """One task of a service somewhere else; `options(timeout_s=…)` bounds the wait for a result."""
+    """One task of a service somewhere else.
+
+    Attributes:
+        key: Idempotency key of its submissions; "" makes one up for each.
+        patience_s: Longest wait of `remote` for a result; None has no limit.
+    """
 
     key = ""
     patience_s: float | None = None

@@ -418,6 +418,16 @@ async def test_a_running_job_is_cancelled(running, until, task):
         assert (caught.value.reason, caught.value.retry_after_s) == ("cancelled", None)
 
 
+async def test_a_thread_that_ignores_the_cancel_ends_with_its_time(running, until, monkeypatch):
+    monkeypatch.setattr(attempt_module, "_GRACE_S", 0.1)
+    async with running() as app:
+        one = await app.submit("late_in_a_thread")
+        await until(lambda: PROBE.ids)
+        await app.status("late_in_a_thread", one.id, "cancel")
+        assert (await app.ends("late_in_a_thread", one.id)).status == "cancelled"
+        assert app.replica.load().ongoing == 1, "its thread goes on"
+
+
 # -- leases
 
 
@@ -480,6 +490,22 @@ async def test_a_replica_that_leaves_gives_back_what_it_runs(running, until):
         await until(lambda: len(PROBE.ids) == 3)
         assert PROBE.ids[1] == (one.id, 2)
         assert other.replica.load().ongoing == 2
+
+
+async def test_an_attempt_that_has_not_begun_is_given_back(running):
+    store = MemoryStore()
+    async with running(store) as app:
+        app.replica.drain()
+        one = await app.submit("double", n=1)
+        claimed = await store.claim("S", "double", worker="w", now=time.time())
+        worker = app.replica._tasks[0].worker
+        await worker.idle()
+        app.replica._async_slots.take()
+        worker._begin(*claimed)
+        next(iter(worker._running.values())).leave()
+        await app.replica.stop()
+        assert (store.jobs[one.id].status, store.jobs[one.id].failures) == ("queued", 0)
+        assert PROBE.ids == []
 
 
 async def test_a_draining_replica_finishes_what_it_runs(running, until):
