@@ -30,9 +30,11 @@ from servekit.core.job import running_job as job
 from servekit.spec.array import Array
 from servekit.spec.batched import batched
 from servekit.spec.endpoint import endpoint
+from servekit.spec.file import File
 from servekit.spec.graph import depends, ref
 from servekit.spec.item import Item, ItemError
 from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warmup
+from servekit.spec.mount import mount_asgi
 from servekit.spec.policy import Autoscale, Limits
 from servekit.spec.service import service
 from servekit.spec.task import task
@@ -47,6 +49,7 @@ __all__ = [
     "AsyncClient",
     "Autoscale",
     "Client",
+    "File",
     "Item",
     "ItemError",
     "Limits",
@@ -60,6 +63,7 @@ __all__ = [
     "job",
     "live",
     "local",
+    "mount_asgi",
     "on_build",
     "ready",
     "ref",

@@ -1,6 +1,7 @@
 """Jobs over HTTP: requests for the calls that handles of tasks make, and the untyped clients' jobs."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -8,21 +9,19 @@ from typing import Any, Final, NamedTuple
 import httpx
 import msgspec
 
-from servekit.client.exchange import EventReader, answer, failure
+from servekit.client.channel import Channel
+from servekit.client.exchange import answer, value
+from servekit.client.request import Outgoing
 from servekit.core.call import EVENT_STREAM, JSON, MSGPACK, Call, Payload, now
 from servekit.core.context import Headers
 from servekit.core.job import JOBS, JobEvent, JobQuery, JobStatus
-from servekit.errors import CallError, Conflict
+from servekit.errors import Conflict
 from servekit.spec.definition import ServiceDefinition
 
 KEY_HEADER: Final = "idempotency-key"
-ACCEPT: Final = f"{MSGPACK}, {JSON};q=0.9, */*;q=0.5"
-"""What the untyped clients read best: arrays and bytes as they are."""
 _WAIT_S: Final = 20.0
 """How long one request waits for a result before the next one does."""
 _SLACK_S: Final = 10.0
-_SILENCE_S: Final = 60.0
-"""How long a stream of events may be silent; the server sends something every 15 s."""
 
 
 class JobRequest(NamedTuple):
@@ -68,29 +67,40 @@ class JobRequests:
     Attributes:
         id: The job's id.
         endpoint: Path of its task.
-        make: Makes a request: method, path, time limit in seconds, media type wanted.
-        value: Turns a body into its value.
-        error: Turns what httpx raised into our error.
+        make: Makes a call: method, path, time limit in seconds, media type wanted.
+        accept: Media types that the client reads best.
     """
 
     id: str
     endpoint: str
-    make: Callable[[str, str, float | None, str], dict[str, Any]]
-    value: Callable[[Payload], Any]
-    error: Callable[[httpx.TransportError], CallError]
+    make: Callable[[str, str, float | None, str], Outgoing]
+    accept: str
 
-    def verb(self, method: str, verb: str) -> dict[str, Any]:
-        """Return a request whose answer is the job's status."""
-        return self.make(method, f"{self._path}{verb}", None, JSON)
+    def verb(self, method: str, verb: str) -> Outgoing:
+        """Return a call whose answer is the job's status."""
+        call = self.make(method, f"{self._path}{verb}", None, JSON)
+        call.idempotent = verb != "/retry"
+        return call
 
-    def result(self, wait_s: float) -> dict[str, Any]:
-        """Return a request for the result."""
-        path = f"{self._path}/result?wait={wait_s:.3f}s"
-        return self.make("GET", path, wait_s + _SLACK_S, ACCEPT)
+    def result(self, until: float) -> Outgoing:
+        """Return a call for the result, to be made again until then.
 
-    def events(self) -> dict[str, Any]:
-        """Return a request for the events."""
-        return self.make("GET", f"{self._path}/events", _SILENCE_S, EVENT_STREAM)
+        Raises:
+            TimeoutError: It is past that.
+        """
+        left = min(_WAIT_S, until - now())
+        if left <= 0:
+            raise TimeoutError("the job goes on; its result was not waited for")
+        path = f"{self._path}/result?wait={left:.3f}s"
+        call = self.make("GET", path, left + _SLACK_S, self.accept)
+        call.idempotent = True
+        return call
+
+    def events(self) -> Outgoing:
+        """Return a call for the events."""
+        call = self.make("GET", f"{self._path}/events", None, EVENT_STREAM)
+        call.deadline, call.idempotent = None, True
+        return call
 
     @property
     def _path(self) -> str:
@@ -98,48 +108,37 @@ class JobRequests:
 
 
 def status_of(response: httpx.Response) -> JobStatus:
-    """Return the status that an answer holds.
-
-    Raises:
-        CallError: It is an error.
-    """
+    """Return the status that a good answer holds."""
     return msgspec.json.decode(answer(response).segments[0], type=JobStatus)
 
 
-def _left(until: float) -> float:
-    """Return how long to wait for a result next.
-
-    Raises:
-        TimeoutError: Not any more.
-    """
-    left = min(_WAIT_S, until - now())
-    if left <= 0:
-        raise TimeoutError("the job goes on; its result was not waited for")
-    return left
-
-
-def _events(reader: EventReader, data: bytes) -> Iterator[JobEvent]:
-    for chunk in reader.feed(data):
+def _events(batch: list[Payload]) -> Iterator[JobEvent]:
+    for chunk in batch:
         yield msgspec.json.decode(chunk.segments[0], type=JobEvent)
 
 
 class ClientJob:
     """A job that a `Client` has submitted.
 
+    Args:
+        requests: Makes the calls.
+        send: Sends one, and returns its good answer.
+        batches: Sends one, and yields the chunks of its answer.
+
     Attributes:
         id: The job's id.
     """
 
-    def __init__(self, http: httpx.Client, requests: JobRequests) -> None:
-        self._http = http
+    def __init__(
+        self,
+        requests: JobRequests,
+        send: Callable[[Outgoing], httpx.Response],
+        batches: Callable[[Outgoing], Iterator[list[Payload]]],
+    ) -> None:
         self._requests = requests
+        self._send = send
+        self._batches = batches
         self.id = requests.id
-
-    def _send(self, request: dict[str, Any]) -> httpx.Response:
-        try:
-            return self._http.request(**request)
-        except httpx.TransportError as error:
-            raise self._requests.error(error) from error
 
     def status(self) -> JobStatus:
         """Ask where it is."""
@@ -162,80 +161,67 @@ class ClientJob:
         """
         until = now() + (inf if timeout is None else timeout)
         while True:
-            response = self._send(self._requests.result(_left(until)))
             try:
-                return self._requests.value(answer(response))
+                return value(answer(self._send(self._requests.result(until))))
             except Conflict as error:
                 if error.retry_after_s is None:
                     raise
 
     def events(self) -> Iterator[JobEvent]:
         """Yield its changes of status and progress, from the first on, to the end of the job."""
-        reader = EventReader()
-        try:
-            with self._http.stream(**self._requests.events()) as response:
-                if not response.is_success:
-                    raise failure(response.status_code, response.read(), response.headers)
-                for data in response.iter_bytes():
-                    yield from _events(reader, data)
-                reader.end()
-        except httpx.TransportError as error:
-            raise self._requests.error(error) from error
+        for batch in self._batches(self._requests.events()):
+            yield from _events(batch)
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"
 
 
 class AsyncClientJob:
-    """A job that an `AsyncClient` has submitted; see `ClientJob`."""
+    """A job that an `AsyncClient` has submitted; see `ClientJob`.
 
-    def __init__(self, http: httpx.AsyncClient, requests: JobRequests) -> None:
-        self._http = http
+    Args:
+        requests: Makes the calls.
+        channel: Sends them.
+
+    Attributes:
+        id: The job's id.
+    """
+
+    def __init__(self, requests: JobRequests, channel: Channel) -> None:
         self._requests = requests
+        self._channel = channel
         self.id = requests.id
-
-    async def _send(self, request: dict[str, Any]) -> httpx.Response:
-        try:
-            return await self._http.request(**request)
-        except httpx.TransportError as error:
-            raise self._requests.error(error) from error
 
     async def status(self) -> JobStatus:
         """Ask where it is."""
-        return status_of(await self._send(self._requests.verb("GET", "")))
+        return status_of(await self._channel.send(self._requests.verb("GET", "")))
 
     async def cancel(self) -> JobStatus:
         """Drop it if it is queued, else ask it to stop."""
-        return status_of(await self._send(self._requests.verb("POST", "/cancel")))
+        return status_of(await self._channel.send(self._requests.verb("POST", "/cancel")))
 
     async def retry(self) -> JobStatus:
         """Queue it again, if it failed, was cancelled or has expired."""
-        return status_of(await self._send(self._requests.verb("POST", "/retry")))
+        return status_of(await self._channel.send(self._requests.verb("POST", "/retry")))
 
     async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109  (as `ClientJob`)
         """Wait for the result; see `ClientJob.result`."""
         until = now() + (inf if timeout is None else timeout)
         while True:
-            response = await self._send(self._requests.result(_left(until)))
             try:
-                return self._requests.value(answer(response))
+                return value(answer(await self._channel.send(self._requests.result(until))))
             except Conflict as error:
                 if error.retry_after_s is None:
                     raise
 
     async def events(self) -> AsyncIterator[JobEvent]:
         """Yield its changes of status and progress; see `ClientJob.events`."""
-        reader = EventReader()
-        try:
-            async with self._http.stream(**self._requests.events()) as response:
-                if not response.is_success:
-                    raise failure(response.status_code, await response.aread(), response.headers)
-                async for data in response.aiter_bytes():
-                    for event in _events(reader, data):
-                        yield event
-                reader.end()
-        except httpx.TransportError as error:
-            raise self._requests.error(error) from error
+        call = self._requests.events()
+        response = await self._channel.send(call, stream=True)
+        async with aclosing(self._channel.batches(response, None)) as batches:
+            async for batch in batches:
+                for event in _events(batch):
+                    yield event
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"

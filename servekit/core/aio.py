@@ -1,4 +1,4 @@
-"""What the standard library lacks: a scope for tasks that come and go, and a beat to wait for."""
+"""What the standard library lacks: a scope for tasks, work that succeeds together, a beat to wait for."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -51,3 +51,15 @@ class Pulse:
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._next], timeout=timeout_s)
+
+
+async def together(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run coroutines side by side; the first that raises cancels the others, and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

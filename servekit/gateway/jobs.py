@@ -18,7 +18,7 @@ from servekit.core.call import EVENT_STREAM, JSON, Call, Handler, Payload, now
 from servekit.core.job import JOBS, JobQuery, JobState
 from servekit.core.units import parse_seconds
 from servekit.errors import BadRequest, CallError, ConfigError
-from servekit.gateway.answer import error_document, error_headers, event
+from servekit.gateway.answer import Framing, error_document, error_headers
 from servekit.gateway.request import request_id_of
 from servekit.jobs.follow import follow
 from servekit.spec.app import AppSpec
@@ -180,13 +180,13 @@ class JobRoutes:
                 if await self._before_leaving(upcoming, _HEARTBEAT_S):
                     told, upcoming = upcoming, None
                     number, chunk = told.result()
-                    yield b"id: %d\n%b" % (number, event(chunk.segments[0]))
+                    yield b"".join((b"id: %d\n" % number, Framing.chunk(chunk.segments[0])))
                 elif not self._leaving.is_set():
-                    yield b": still here\n\n"
+                    yield Framing.beat
         except StopAsyncIteration:
-            yield event(b"", name=b"end")
+            yield Framing.end
         except CallError as error:
-            yield event(error_document(error, asked.request_id), name=b"error")
+            yield Framing.error(error_document(error, asked.request_id))
         finally:
             if upcoming is not None:
                 upcoming.cancel()

@@ -35,7 +35,9 @@ MAX_BACKOFF_S: Final = 600.0
 MAX_EVENTS: Final = 10_000
 """Events of one job that are kept; the oldest go first."""
 
-_LOST: Final = JobError("replica_lost", "the process that ran the job died, or stood still")
+_LOST: Final = JobError(
+    "execution_error", "the process that ran the job died, or stood still", "worker_lost"
+)
 _EXPIRED: Final = JobError("expired", "the job was queued for longer than its time to live")
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from servekit.core.call import JSON, Call, Payload, Reply, now
+from servekit.core.call import EMPTY, JSON, Call, Payload, Reply, now
 from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import (
     CallError,
@@ -107,6 +107,7 @@ class Batched:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
         args, kwargs = self._input.decode(call.payload, internal=call.internal)
+        call.payload = EMPTY
         value, waited = await self._value((*args, *kwargs.values()), context)
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
         return Reply(payload, queue_s=waited)

@@ -194,9 +194,18 @@ class RemoteJob:
                     raise
                 reached = now()
             except (Unavailable, ReplicaLost):
-                if now() - reached > _GIVE_UP_S:
+                if now() - reached > _GIVE_UP_S or await self._has_failed():
                     raise
                 await asyncio.sleep(_AGAIN_S)  # it restarts; its jobs are kept
+
+    async def _has_failed(self) -> bool:
+        """Whether such an error is the job's own, and not that of asking for it."""
+        try:
+            reply = await self._handler(self._task.query("/get", JobQuery(id=self.id)))
+        except (Unavailable, ReplicaLost):
+            return False
+        assert reply.payload is not None
+        return _status(reply.payload).status == "failed"
 
     def _result(self) -> RemoteCall:
         async def wait(_: Call) -> Reply:

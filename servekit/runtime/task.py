@@ -34,6 +34,7 @@ from servekit.runtime.threads import Threads
 from servekit.runtime.worker import POLL_S, Worker
 from servekit.spec.body import negotiate
 from servekit.spec.definition import EndpointDefinition
+from servekit.spec.file import File
 
 MAX_KEY: Final = 255
 """Longest idempotency key, in characters."""
@@ -122,24 +123,27 @@ class Task(Endpoint):
             CallError: The input is wrong, the queue is full, or the store has failed.
         """
         _media_type(call)  # what can't be answered is not kept
-        self._input.decode(call.payload, internal=call.internal)
+        arguments = self._input.decode(call.payload, internal=call.internal)
+        payload, internal = call.payload, call.internal
+        if any(isinstance(segment, File) for segment in payload.segments):
+            payload, internal = self._input.encode(*arguments), True  # as it travels inside
         key = context.headers.get("idempotency-key", "")
         if len(key) > MAX_KEY:
             raise BadRequest(
                 f"header idempotency-key: {len(key)} characters; at most {MAX_KEY}", started=False
             )
-        arguments = pack_payload(call.payload, internal=call.internal)
+        packed = pack_payload(payload, internal=internal)
         job = new_job(
             self._service,
             self._name,
             self._policy,
             now=time(),
             key=key,
-            digest=sha256(arguments).hexdigest() if key else "",
+            digest=sha256(packed).hexdigest() if key else "",
             request_id=call.request_id,
             traceparent=call.traceparent,
         )
-        kept = await self._store.submit(job, arguments)
+        kept = await self._store.submit(job, packed)
         if kept.digest != job.digest:
             # draft-ietf-httpapi-idempotency-key-header-07, section 2.7
             raise InvalidInput(

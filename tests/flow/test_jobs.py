@@ -59,7 +59,7 @@ async def test_kill_9_of_the_replica_starts_its_jobs_again():
         events = told(stream.body)
         assert [event["number"] for event in events] == list(range(1, len(events) + 1))
         assert events[-1]["status"] == "succeeded"
-        assert any(e["error"] and e["error"]["code"] == "replica_lost" for e in events)
+        assert any(e["error"] and e["error"]["reason"] == "worker_lost" for e in events)
         assert stream.body.rstrip().endswith(b"event: end\ndata:")
 
 
@@ -68,9 +68,9 @@ async def test_a_poison_job_does_not_kill_for_ever():
         id_ = await submit(app, "poison")
         done = await ends(app, "poison", id_)
         assert (done["status"], done["attempt"]) == ("failed", 2)
-        assert done["error"]["code"] == "replica_lost"
+        assert done["error"]["reason"] == "worker_lost"
         answer = await app.get(f"/poison/jobs/{id_}/result")
-        assert (answer.status, answer.json["error"]["code"]) == (503, "replica_lost")
+        assert (answer.status, answer.reason) == (500, "worker_lost")
         assert app.traced() == ["poison 1", "poison 2"]
 
 

@@ -273,7 +273,7 @@ async def test_a_silent_stream_has_a_heartbeat_and_ends_when_the_gateway_leaves(
         answer = await asking
         first, *rest = told(answer.text)
         assert first == "id: 1"
-        assert set(rest) == {": still here"}
+        assert set(rest) == {": keep-alive"}
         assert silent.closed
 
 

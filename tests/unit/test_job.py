@@ -82,7 +82,7 @@ def test_a_job_that_kills_its_workers_is_not_handed_out_for_ever():
         at = taken.due
         made = life.lost(taken, at, jitter=0)
     assert made.status == "failed"
-    assert made.error.code == "replica_lost"
+    assert made.error.reason == "worker_lost"
 
 
 def test_a_job_that_was_given_back_has_all_its_retries():

@@ -201,6 +201,8 @@ class Flaky:
         self.calls = []
 
     async def __call__(self, call):
+        if call.endpoint.endswith("/get"):
+            raise Unavailable("nobody knows")
         self.calls.append(call)
         if self.errors:
             raise self.errors.pop(0)
@@ -232,6 +234,19 @@ async def test_a_wait_outlasts_restarts(monkeypatch):
         await job(flaky)
     assert len(flaky.calls) == 5
     assert {c.endpoint for c in flaky.calls} == {"double/jobs/result"}
+
+
+async def test_an_error_of_the_job_itself_is_not_waited_out(monkeypatch):
+    monkeypatch.setattr(remote_job, "_AGAIN_S", 0.0)
+
+    async def handler(call):
+        if call.endpoint.endswith("/result"):
+            raise Unavailable("the job's own")
+        status = JobStatus(id="j", status="failed", attempt=1, submitted_at=AT)
+        return Reply(Payload(JSON, (msgspec.json.encode(status),)))
+
+    with pytest.raises(Unavailable, match="the job's own"):
+        await job(handler)
 
 
 async def test_a_wait_gives_up_when_nobody_answers(monkeypatch):

@@ -20,10 +20,12 @@ def test_defaults(tmp_path):
         "log_format": "console",
         "host": "127.0.0.1",
         "port": 3000,
+        "gateway_workers": 1,
         "jobs_dir": Path(".servekit"),
         "runtime_dir": Path("/tmp"),
         "gpus": None,
         "cuda_visible_devices": None,
+        "drain_delay_s": 5.0,
         "drain_s": 20.0,
         "start_timeout_s": 600.0,
     }

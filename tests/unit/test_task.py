@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import AsyncIterator
 
 import msgspec
 import numpy as np
@@ -33,6 +34,8 @@ from servekit.runtime import task as task_module
 from servekit.runtime.replica import Replica
 from servekit.spec.app import ServiceSpec
 from servekit.spec.definition import definition
+from servekit.spec.describe import describe
+from servekit.spec.form import document
 from servekit.spec.policy import TaskPolicy
 from tests.calls import make_call
 from tests.memory_store import MemoryStore
@@ -114,6 +117,10 @@ class S:
     @sk.task(media_type="application/pdf")
     def pdf(self, data: bytes, /) -> bytes:
         return data * 2
+
+    @sk.task
+    def measure(self, file: sk.File, note: str = "") -> str:
+        return f"{file.name} {file.content_type} {file.size} {note}"
 
     @sk.task(retries=0)
     def lies(self) -> int:
@@ -289,6 +296,16 @@ async def test_bytes_travel_with_their_media_type(running):
         await app.ends("pdf", id_)
         found = await app.ask("pdf/jobs/result", JobQuery(id=id_), accept="*/*")
         assert (found.content_type, found.segments[0]) == ("application/pdf", b"%PDF\xff" * 2)
+
+
+async def test_a_file_is_kept_with_its_name(running):
+    schema = definition(S).endpoints["measure"].schemas[0].json_schema
+    file = sk.File(b"0123", name="a.txt", content_type="text/plain")
+    segments = document([("file", file), ("note", "hi")], schema)
+    async with running() as app:
+        reply = await app.replica(make_call("S", "measure", Payload(JSON, segments)))
+        id_ = msgspec.json.decode(reply.payload.segments[0], type=JobStatus).id
+        assert await app.value("measure", id_) == "a.txt text/plain 4 hi"
 
 
 async def test_a_job_that_is_not_done_is_a_conflict(running):
@@ -623,6 +640,17 @@ def test_what_can_not_be_a_task_is_refused():
         class _Tags:
             @sk.task(tags="x")
             def f(self) -> None: ...
+
+
+def test_input_that_streams_is_refused():
+    @sk.service
+    class _Streams:
+        @sk.task
+        async def f(self, chunks: AsyncIterator[bytes]) -> int:
+            return 0
+
+    with pytest.raises(SpecError, match="'chunks' streams, and a job keeps its input whole"):
+        describe(_Streams)
 
 
 def test_the_routes_of_its_jobs_are_taken():
