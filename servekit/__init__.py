@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from servekit import errors
 from servekit.core.context import current as context
+from servekit.core.job import running_job as job
 from servekit.spec.array import Array
 from servekit.spec.batched import batched
 from servekit.spec.endpoint import endpoint
@@ -36,6 +37,7 @@ from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warm
 from servekit.spec.mount import mount_asgi
 from servekit.spec.policy import Autoscale, Limits
 from servekit.spec.service import service
+from servekit.spec.task import task
 from servekit.version import __version__
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ __all__ = [
     "depends",
     "endpoint",
     "errors",
+    "job",
     "live",
     "local",
     "mount_asgi",
@@ -66,6 +69,7 @@ __all__ = [
     "ref",
     "service",
     "setup",
+    "task",
     "teardown",
     "warmup",
 ]

@@ -13,12 +13,13 @@
     │   ├── Unauthorized       401
     │   ├── NotFound           404
     │   ├── MethodNotAllowed   405
+    │   ├── RequestTimeout     408
+    │   ├── Conflict           409  what is asked for does not fit the state that it is in
     │   ├── PayloadTooLarge    413
     │   ├── UnsupportedMedia   415
     │   ├── InvalidInput       422  a field is wrong; `fields` says which and why
     │   ├── Overloaded         429  shed before it started; `retry_after_s`
     │   ├── HeadTooLarge       431
-    │   ├── RequestTimeout     408
     │   ├── Cancelled          499  the caller went away
     │   ├── ExecutionError     500  the user's code raised; the text is masked, the log has it
     │   ├── InvalidOutput      500  the user's code returned what it did not declare
@@ -143,6 +144,12 @@ class MethodNotAllowed(CallError):
     """The route takes other HTTP methods."""
 
     status, code, grpc = 405, "method_not_allowed", "UNIMPLEMENTED"
+
+
+class Conflict(CallError):
+    """What is asked for does not fit the state that something is in; `reason` names the state."""
+
+    status, code, grpc = 409, "conflict", "FAILED_PRECONDITION"
 
 
 class PayloadTooLarge(CallError):

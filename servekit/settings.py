@@ -68,6 +68,12 @@ def _seconds(value: object) -> float:
     return number
 
 
+def _path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise _Unusable("need a path")
+    return Path(value)
+
+
 def _directory(value: object) -> Path:
     if not isinstance(value, str | Path) or not Path(value).is_absolute():
         raise _Unusable("need an absolute path")
@@ -94,6 +100,8 @@ class Settings:
         host: Address that the gateway listens on.
         port: Its port; 0 takes a free one.
         gateway_workers: Gateway processes that share that port.
+        jobs_dir: Where the jobs of `@task` methods are kept, from the current folder; made, for its
+            owner alone, when an app has tasks. Not on a network file system.
         runtime_dir: Where private directories for unix sockets are made; `$XDG_RUNTIME_DIR`,
             `$TMPDIR` or `/tmp` when not set.
         gpus: GPUs to act as if this machine had; None asks the driver.
@@ -109,6 +117,7 @@ class Settings:
     host: str = _setting("127.0.0.1", _text)
     port: int = _setting(3000, _whole(0, 65535))
     gateway_workers: int = _setting(1, _whole(1, 64))
+    jobs_dir: Path = _setting(Path(".servekit"), _path)  # noqa: RUF009
     runtime_dir: Path = _setting(Path("/tmp"), _directory)  # noqa: RUF009, S108
     gpus: int | None = _setting(None, _whole(0, 1024))
     cuda_visible_devices: str | None = _setting(None, _text, "CUDA_VISIBLE_DEVICES")

@@ -10,6 +10,7 @@ import httpx
 from servekit.engine.front import bind
 from servekit.gateway.asgi import AsgiApp
 from servekit.gateway.http import Gateway
+from servekit.gateway.jobs import JobRoutes
 from servekit.gateway.server import Server
 from servekit.gateway.site import Site
 from servekit.observe.families import Families
@@ -69,7 +70,7 @@ async def served(service: type) -> AsyncIterator[Served]:
     async def no_metrics() -> str:
         return ""
 
-    front = AsgiApp(gateway, Site(dict, no_metrics, dev=False).app)
+    front = AsgiApp(gateway, Site(dict, no_metrics, JobRoutes(client.call), dev=False).app)
     front.serve(app)
     listener = bind("127.0.0.1", 0)
     http = Server(gateway, front, listener, drain_s=2.0)

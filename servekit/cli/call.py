@@ -168,13 +168,18 @@ def _url(endpoint: str, base: str | None) -> str:
         if base is not None:
             raise ConfigError(f"{endpoint} is a whole URL already; leave --url out")
         return endpoint
-    if base is None:
+    return f"{app_url(base)}/{endpoint.lstrip('/')}"
+
+
+def app_url(given: str | None) -> str:
+    """Return where an app listens: as given, else as the settings say."""
+    if given is None:
         settings = Settings.load()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-        base = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-    elif "://" not in base:
-        base = f"http://{base}"
-    return f"{base.rstrip('/')}/{endpoint.lstrip('/')}"
+        given = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    elif "://" not in given:
+        given = f"http://{given}"
+    return given.rstrip("/")
 
 
 def _print(response: "httpx.Response", output: Path | None, *, raw: bool) -> None:

@@ -235,7 +235,7 @@ def _routes(app: "AppSpec") -> Iterator[Line]:
             if endpoint.internal:
                 continue
             path = service.prefix.rstrip("/") + endpoint.path.rstrip("/") or "/"
-            facts = {"stream": "streams", "unary": ""}.get(endpoint.kind, "")
+            facts = {"stream": "streams", "task": "task"}.get(endpoint.kind, "")
             if endpoint.inbound is not None:
                 facts = "streams both ways" if facts else "streams its input"
             if endpoint.batch is not None:

@@ -1,7 +1,7 @@
 """`connect`: a running app's service as an object of its class, over HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
@@ -11,6 +11,7 @@ import msgspec
 
 from servekit.client.channel import Channel
 from servekit.client.exchange import answer
+from servekit.client.jobs import job_request
 from servekit.client.request import Outgoing, with_query
 from servekit.core.background import ThreadLoop, background_loop
 from servekit.core.call import EVENT_STREAM, MSGPACK, Call, Payload, Reply
@@ -122,13 +123,14 @@ class HttpHandler:
         self._channel = channel
         self._told: set[str] = set()
         prefix = (service.prefix or "").rstrip("/")
-        self._routes = {
+        self._routes: dict[str, tuple[str, str, bool]] = {
             endpoint.name: (
                 endpoint.method,
                 prefix + endpoint.path.rstrip("/") or "/",
                 endpoint.kind == "stream",
             )
             for endpoint in service.endpoints.values()
+            if endpoint.task is None
         }
 
     async def __call__(self, call: Call) -> Reply:
@@ -142,20 +144,26 @@ class HttpHandler:
                 f"{call.endpoint}: its input streams, which sk.connect does not do yet; open a "
                 "WebSocket to its path"
             )
-        method, path, streams = self._routes[call.endpoint]
+        payload = call.payload
+        more: Mapping[str, str] = {}
+        if (route := self._routes.get(call.endpoint)) is not None:
+            method, path, streams = route
+        else:
+            method, path, streams, more, payload = job_request(self._service, call)
         headers = {
             "accept": EVENT_STREAM if streams else MSGPACK,
             "x-request-id": call.request_id,
+            **more,
         }
         if call.affinity_key:
             headers["x-servekit-affinity"] = call.affinity_key
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        content = cast("bytes", call.payload.segments[0])
+        content = cast("bytes", payload.segments[0])
         if method == "GET":
             path, content = with_query(path, msgspec.msgpack.decode(content)), b""
         else:
-            headers["content-type"] = call.payload.content_type
+            headers["content-type"] = payload.content_type
         response = await self._channel.send(
             Outgoing(method, path, headers, content, call.deadline, call.retries, call.idempotent),
             stream=streams,

@@ -9,6 +9,7 @@ import httpx
 
 from servekit.client.channel import Channel
 from servekit.client.exchange import answer, value
+from servekit.client.jobs import KEY_HEADER, AsyncClientJob, ClientJob, JobRequests, status_of
 from servekit.client.request import Outgoing, encoded, holds_files, with_query
 from servekit.core.background import ThreadLoop, background_loop
 from servekit.core.call import EVENT_STREAM, JSON, MSGPACK, Payload, new_request_id, now
@@ -63,6 +64,22 @@ class _Settings:
             call.idempotent = True
             call.headers["idempotency-key"] = call.headers["x-request-id"]
         return call
+
+    def _submission(
+        self,
+        endpoint: str,
+        body: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        timeout_s: float | None,
+        key: str,
+    ) -> Outgoing:
+        call = self._post(endpoint, body, arguments, timeout_s, accept=JSON, idempotent=True)
+        if key:
+            call.headers[KEY_HEADER] = key
+        return call
+
+    def _job(self, endpoint: str, accepted: httpx.Response) -> JobRequests:
+        return JobRequests(status_of(accepted).id, endpoint, self._outgoing, _ACCEPT)
 
     def _get(
         self, endpoint: str, arguments: Mapping[str, Any], timeout_s: float | None
@@ -130,13 +147,41 @@ class Client(_Settings):
         """
         return self._answer(self._post(endpoint, body, arguments, timeout_s, idempotent=idempotent))
 
+    def submit(
+        self,
+        endpoint: str,
+        /,
+        *body: Any,
+        timeout_s: float | None = None,
+        idempotency_key: str = "",
+        **arguments: Any,
+    ) -> ClientJob:
+        """Queue a job of a task; returns when it is kept.
+
+        Args:
+            endpoint: The task's path.
+            *body: As for `call`.
+            timeout_s: Deadline of the submission; the job has its own.
+            idempotency_key: Of the submissions with one key only the first is kept.
+            **arguments: As for `call`.
+
+        Raises:
+            CallError: As for `call`.
+        """
+        call = self._submission(endpoint, body, arguments, timeout_s, idempotency_key)
+        accepted = self._send(call)
+        return ClientJob(self._job(endpoint, accepted), self._send, self._batches)
+
     def get(self, endpoint: str, /, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         """Call an endpoint that was declared with `method="GET"`; see `call`."""
         return self._answer(self._get(endpoint, arguments, timeout_s))
 
     def _answer(self, call: Outgoing) -> Any:
+        return value(answer(self._send(call)))
+
+    def _send(self, call: Outgoing) -> httpx.Response:
         channel, loop = self._connection()
-        return value(answer(_wait(channel.send(call), loop)))
+        return _wait(channel.send(call), loop)
 
     def stream(
         self,
@@ -157,12 +202,16 @@ class Client(_Settings):
         call = self._post(
             endpoint, body, arguments, timeout_s, accept=EVENT_STREAM, idempotent=idempotent
         )
+        for batch in self._batches(call):
+            for chunk in batch:
+                yield value(chunk)
+
+    def _batches(self, call: Outgoing) -> Iterator[list[Payload]]:
         channel, loop = self._connection()
         batches = channel.batches(_wait(channel.send(call, stream=True), loop), call.deadline)
         try:
             while (batch := _wait(_next(batches), loop)) is not None:
-                for chunk in batch:
-                    yield value(chunk)
+                yield batch
         finally:
             # Not waited for: a garbage collection in the loop's own thread may lead here.
             asyncio.run_coroutine_threadsafe(batches.aclose(), loop)
@@ -230,6 +279,22 @@ class AsyncClient(_Settings):
         else:
             call = self._post(endpoint, body, arguments, timeout_s, idempotent=idempotent)
         return value(answer(await self._channel.send(call)))
+
+    async def submit(
+        self,
+        endpoint: str,
+        /,
+        *body: Any,
+        timeout_s: float | None = None,
+        idempotency_key: str = "",
+        **arguments: Any,
+    ) -> AsyncClientJob:
+        """Queue a job of a task; see `Client.submit`."""
+        call = await asyncio.to_thread(
+            self._submission, endpoint, body, arguments, timeout_s, idempotency_key
+        )
+        accepted = await self._channel.send(call)
+        return AsyncClientJob(self._job(endpoint, accepted), self._channel)
 
     async def get(
         self, endpoint: str, /, *, timeout_s: float | None = None, **arguments: Any

@@ -1,4 +1,4 @@
-"""What asyncio lacks: a scope for tasks that come and go, work that succeeds together, a reset."""
+"""What asyncio lacks: a scope for tasks, work that succeeds together, a beat, a reset."""
 
 import asyncio
 import contextlib
@@ -37,6 +37,25 @@ class Tasks:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Pulse:
+    """Wakes all who wait at the moment; who comes later waits for the next beat."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[None] | None = None
+
+    def beat(self) -> None:
+        """Wake everybody."""
+        if self._next is not None:
+            self._next.set_result(None)
+            self._next = None
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for the next beat, but no longer than `timeout_s` seconds."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._next], timeout=timeout_s)
 
 
 async def together(*works: Coroutine[Any, Any, Any]) -> None:

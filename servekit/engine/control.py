@@ -31,6 +31,7 @@ class StartReplica(msgspec.Struct, frozen=True):
         search_path: Folders that go to the front of `sys.path`.
         address: Where to listen.
         folder: The app's private folder.
+        jobs: File that keeps the jobs of its tasks; "" if it has none.
     """
 
     spec: ServiceSpec
@@ -39,6 +40,7 @@ class StartReplica(msgspec.Struct, frozen=True):
     address: str
     folder: str
     table: Table
+    jobs: str = ""
 
 
 class StartGateway(msgspec.Struct, frozen=True, kw_only=True):

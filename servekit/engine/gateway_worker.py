@@ -24,6 +24,7 @@ from servekit.engine.table import Table
 from servekit.errors import CallError
 from servekit.gateway.asgi import AsgiApp
 from servekit.gateway.http import Gateway
+from servekit.gateway.jobs import JobRoutes
 from servekit.gateway.server import Server
 from servekit.gateway.site import Site
 from servekit.observe.families import Families
@@ -39,6 +40,7 @@ class GatewayWorker:
         self._supervisor = supervisor
         self._metrics = Metrics(replica="gateway")
         self._router = Router(Hello(replica="gateway"), on_starved=self._starved)
+        self._jobs = JobRoutes(self._router)
         self._tasks = Tasks()
         self._server: Server | None = None
         self._served: asyncio.Task[None] | None = None
@@ -56,7 +58,7 @@ class GatewayWorker:
     async def _start(self, body: bytes) -> Started:
         order = msgspec.msgpack.decode(body, type=StartGateway)
         self.folder = order.folder
-        self._site = Site(self._readiness, self._all_metrics, dev=order.dev)
+        self._site = Site(self._readiness, self._all_metrics, self._jobs, dev=order.dev)
         self._gateway = Gateway(self._router, Families(self._metrics))
         self._asgi = AsgiApp(self._gateway, self._site.app)
         self._serve(order.app)
@@ -118,6 +120,7 @@ class GatewayWorker:
         return Nothing()
 
     async def _drain(self, _: bytes) -> Nothing:
+        self._jobs.leave()
         if self._server is not None and self._served is not None:
             self._server.drain()
             await asyncio.wait([self._served])

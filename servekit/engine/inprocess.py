@@ -9,15 +9,19 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 from servekit.core.background import loop_in_thread
 from servekit.core.call import Call, Handler, Payload, Reply
+from servekit.core.job import JOBS
 from servekit.errors import NotFound
+from servekit.jobs.sqlite import MEMORY, SqliteStore
 from servekit.runtime.handle import Options, ServiceHandle
 from servekit.runtime.replica import Replica
 from servekit.spec.app import AppSpec
-from servekit.spec.definition import ServiceDefinition, definition
+from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
 from servekit.spec.describe import describe
 from servekit.spec.graph import Dependency, ServiceRef, ref
 from servekit.spec.schema import OutputSchema
@@ -71,6 +75,7 @@ class _Graph:
         self._replicas: list[Replica] = []
         self._connections: list[Connection] = []
         self._handlers: dict[str, Handler] = {}
+        self._store: SqliteStore | None = None
 
     async def start(self, target: type, args: Mapping[str, Any]) -> ServiceHandle:
         root = definition(target)
@@ -96,7 +101,7 @@ class _Graph:
             owner = next(base for base in found.cls.__mro__ if edge.attribute in vars(base))
             key = (owner, edge.attribute)
             if key in self._fakes:
-                handler = fake_handler(self._fakes[key], edge.target)
+                handler = await self._fake(self._fakes[key], edge.target, app)
             else:
                 await self._start(edge.target, app)
                 handler = self._handlers[edge.target.name]
@@ -104,9 +109,7 @@ class _Graph:
             handles[edge.attribute] = ServiceHandle(
                 edge.target, edge.target.name, handler, self._loop, options
             )
-        replica = Replica(found, app.service(found.name), replica_id=f"{found.name}-local")
-        self._replicas.append(replica)
-        await replica.start(handles)
+        replica = await self._replica(found, app, handles)
         hello = Hello(service=found.name, replica=replica.id)
         server = Connection(hello, client=False, handler=replica, own_load=replica.load)
         client = Connection(Hello(), client=True)
@@ -114,11 +117,61 @@ class _Graph:
         self._connections.append(client)
         self._handlers[found.name] = client.call
 
+    async def _replica(
+        self, found: ServiceDefinition, app: AppSpec, handles: Mapping[str, object]
+    ) -> Replica:
+        if self._store is None and _tasks(found):
+            self._store = SqliteStore(MEMORY)
+            await self._store.open()
+        spec = app.service(found.name)
+        replica = Replica(found, spec, replica_id=f"{found.name}-local", store=self._store)
+        self._replicas.append(replica)
+        await replica.start(handles)
+        return replica
+
+    async def _fake(self, fake: object, found: ServiceDefinition, app: AppSpec) -> Handler:
+        """Return a `Handler` over a fake; what stands for a task runs as jobs of a real replica."""
+        handler = fake_handler(fake, found)
+        if not (tasks := _tasks(found)):
+            return handler
+        stands_in = replace(
+            found,
+            cls=type(found.name, (), {}),
+            endpoints={name: _of_fake(fake, task) for name, task in tasks.items()},
+            dependencies={},
+            hooks={},
+            args={},
+        )
+        replica = await self._replica(stands_in, app, {})
+
+        async def handle(call: Call) -> Reply:
+            is_task = call.endpoint.partition(JOBS)[0] in tasks
+            return await (replica if is_task else handler)(call)
+
+        return handle
+
     async def stop(self) -> None:
         while self._connections:
             await self._connections.pop(0).close()
         while self._replicas:
             await self._replicas.pop().stop()
+        if self._store is not None:
+            await self._store.close()
+
+
+def _tasks(found: ServiceDefinition) -> dict[str, EndpointDefinition]:
+    return {name: e for name, e in found.endpoints.items() if e.task is not None}
+
+
+def _of_fake(fake: object, task: EndpointDefinition) -> EndpointDefinition:
+    """Return a task that runs the fake's method, with the types of the one that it stands for."""
+
+    @wraps(task.fn)
+    async def run(_: object, *args: Any, **kwargs: Any) -> Any:
+        value = getattr(fake, task.name)(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    return replace(task, fn=run, is_async=True)
 
 
 def fake_handler(fake: object, service: ServiceDefinition) -> Handler:

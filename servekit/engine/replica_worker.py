@@ -24,6 +24,7 @@ from servekit.engine.control import (
 from servekit.engine.router import Router
 from servekit.engine.table import Table
 from servekit.errors import AuthorError, NotFound
+from servekit.jobs.sqlite import SqliteStore
 from servekit.runtime.handle import Options, ServiceHandle
 from servekit.runtime.replica import Replica
 from servekit.spec.definition import ServiceDefinition, definition
@@ -41,6 +42,7 @@ class ReplicaWorker:
         self._replica: Replica | None = None
         self._router: Router | None = None
         self._listener: Listener | None = None
+        self._store: SqliteStore | None = None
         self.folder = ""
         self._probe = handler({"health": self._health})
         self.verbs: Mapping[str, Verb] = {
@@ -70,7 +72,10 @@ class ReplicaWorker:
         router = self._router = Router(hello, on_starved=self._starved)
         router.update(order.table)
         found = definition(load(spec.target))
-        replica = self._replica = Replica(found, spec, replica_id=order.replica)
+        if order.jobs:
+            self._store = SqliteStore(order.jobs)
+            await self._store.open()
+        replica = self._replica = Replica(found, spec, replica_id=order.replica, store=self._store)
         await replica.start(_handles(found, router))
         self._listener = Listener(
             Address(order.address),
@@ -122,6 +127,8 @@ class ReplicaWorker:
             self._replica.drain()
         if self._listener is not None:
             await self._listener.drain()
+        if self._replica is not None:
+            await self._replica.idle()
         return Nothing()
 
     async def stop(self) -> None:
@@ -130,6 +137,8 @@ class ReplicaWorker:
             await self._listener.close()
         if self._replica is not None:
             await self._replica.stop()
+        if self._store is not None:
+            await self._store.close()
         if self._router is not None:
             await self._router.close()
 

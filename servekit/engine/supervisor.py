@@ -18,6 +18,7 @@ import msgspec
 
 from servekit.core.aio import Tasks, together
 from servekit.core.call import now
+from servekit.engine.backlog import Backlog
 from servekit.engine.control import (
     AppStatus,
     Figures,
@@ -83,6 +84,7 @@ class Supervisor:
         self._metrics = Metrics(replica="supervisor")
         self._families = Families(self._metrics)
         self._aggregate = Aggregate()
+        self._backlog = Backlog(settings.jobs_dir, self._families)
         self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
         self._placement = Placement(self._devices)
         self._front = Front(
@@ -122,6 +124,7 @@ class Supervisor:
             SetupError: A replica could not start; nothing is left running.
         """
         self._check_resources((s, _number(s.replicas)) for s in self.app.services)
+        await self._backlog.serve(self.app)
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
@@ -149,6 +152,7 @@ class Supervisor:
             (s, _number(s.replicas) if s in (*new, *changed) else self._pools[s.name].desired)
             for s in app.services
         )
+        await self._backlog.serve(app)
         added = {spec.name: self._pool(spec) for spec in new}
         self._pools |= added
         before, self._search_path = self._search_path, described.search_path
@@ -215,6 +219,7 @@ class Supervisor:
         left_s = max(0.0, cut_at - now())
         await asyncio.gather(*(pool.close(left_s) for pool in self._pools.values()))
         await self._admin.close()
+        await self._backlog.close()
         await self._tasks.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -254,6 +259,7 @@ class Supervisor:
             address=f"unix:{self._folder}/{self._last_replica}.sock",
             folder=str(self._folder),
             table=self._table(),
+            jobs=self._backlog.file(spec),
         )
         env = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         try:
@@ -323,12 +329,16 @@ class Supervisor:
         while not self._closing:
             await asyncio.sleep(_TICK_S)
             checks = asyncio.gather(*(pool.check() for pool in self._pools.values()))
-            waiting, _ = await asyncio.gather(self._front.check(), checks)
+            waiting, jobs, _ = await asyncio.gather(
+                self._front.check(), self._backlog.look(), checks
+            )
             for pool in self._pools.values():
                 for member in pool.members:
                     waiting.update(member.stats.waiting)
             for name, pool in self._pools.items():
-                pool.waiting = waiting[name]
+                pool.waiting = waiting[name] + jobs.get(name, 0)
+                if jobs.get(name):
+                    pool.wake(now())
                 pool.scale(now())
 
     async def _on_wake(self, body: bytes) -> Nothing:

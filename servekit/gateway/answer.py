@@ -46,6 +46,21 @@ def send_whole(exchange: Exchange, call: Call, reply: Reply, payload: Payload) -
     exchange.send(200, before + call.request_id.encode() + after, payload.segments[0])
 
 
+class _Accepted(msgspec.Struct):
+    id: str
+
+
+def send_accepted(
+    exchange: Exchange, call: Call, reply: Reply, payload: Payload, jobs: str
+) -> None:
+    """Send the answer to a submission: the job's status, and where below `jobs` it is."""
+    decode = msgspec.json.decode if payload.content_type == JSON else msgspec.msgpack.decode
+    job = decode(payload.segments[0], type=_Accepted)
+    before, after = _head(payload.content_type, reply.version, reply.replica)
+    head = before + call.request_id.encode() + after + _lines(("location", f"{jobs}/{job.id}"))
+    exchange.send(202, head, payload.segments[0])
+
+
 class Framing:
     """How the chunks of a stream are told apart.
 
@@ -194,11 +209,15 @@ def send_error(exchange: Exchange, error: CallError, request_id: str) -> None:
 
 def error_answer(error: CallError, request_id: str) -> tuple[bytes, bytes]:
     """Return the header lines and the body of an error's answer."""
+    return _lines(*error_headers(error, request_id)), error_document(error, request_id)
+
+
+def error_headers(error: CallError, request_id: str) -> list[tuple[str, str]]:
+    """Return the headers of an error's answer."""
     headers = [("content-type", JSON), ("x-request-id", request_id)]
     if error.retry_after_s is not None:
         headers.append(("retry-after", str(max(1, ceil(error.retry_after_s)))))
-    headers += error.headers.items()
-    return _lines(*headers), error_document(error, request_id)
+    return [*headers, *error.headers.items()]
 
 
 def error_document(error: CallError, request_id: str) -> bytes:

@@ -15,6 +15,7 @@ from servekit.gateway.answer import (
     Framing,
     choose_framing,
     cut_off,
+    send_accepted,
     send_error,
     send_stream,
     send_whole,
@@ -81,7 +82,11 @@ class Gateway:
             await read_input(route, exchange, call)
             reply = await self.handler(call)
             version = reply.version
-            if reply.payload is not None:
+            if route.jobs:
+                assert reply.payload is not None
+                send_accepted(exchange, call, reply, reply.payload, route.jobs)
+                code = 202
+            elif reply.payload is not None:
                 send_whole(exchange, call, reply, reply.payload)
                 code = 200
             else:

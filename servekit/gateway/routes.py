@@ -3,6 +3,7 @@
 from typing import Final, TypeAlias
 
 from servekit.core.call import FORM, JSON, MSGPACK
+from servekit.core.job import JOBS
 from servekit.observe.families import Families
 from servekit.observe.metrics import Counter
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
@@ -25,6 +26,7 @@ class Route:
         timeout_s: Longest time that a call may take; None is for ever, as for input that streams,
             where only the endpoint's own limit counts.
         stream: Answers many times.
+        jobs: Path of the jobs that its calls become; "" for what is no task.
     """
 
     __slots__ = (
@@ -33,6 +35,7 @@ class Route:
         "_inbound",
         "_takes_files",
         "endpoint",
+        "jobs",
         "max_body",
         "method",
         "path",
@@ -59,6 +62,7 @@ class Route:
         if spec.timeout_s is None and spec.inbound is None:
             self.timeout_s = service.limits.timeout_s
         self.stream = spec.kind == "stream"
+        self.jobs = self.path.rstrip("/") + JOBS if spec.task is not None else ""
         self._inbound = spec.inbound is not None
         self._takes_files = spec.raw_input == "file"
         labels = {"service": self.service, "endpoint": self.endpoint}

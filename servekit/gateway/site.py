@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from servekit.errors import CallError, NotFound, suggest
+from servekit.gateway.jobs import JobRoutes
 from servekit.gateway.request import request_id_of
 from servekit.protocols.openapi import document
 from servekit.spec.app import AppSpec
@@ -30,19 +31,26 @@ class Site:
     Args:
         unready: Asked by `/readyz`.
         metrics: Makes the text of `/metrics`.
+        jobs: Makes the routes of jobs.
         dev: Serve the playground.
     """
 
     def __init__(
-        self, unready: Unready, metrics: Callable[[], Awaitable[str]], *, dev: bool
+        self,
+        unready: Unready,
+        metrics: Callable[[], Awaitable[str]],
+        jobs: JobRoutes,
+        *,
+        dev: bool,
     ) -> None:
         self._dev = dev
         self._unready = unready
         self._metrics = metrics
+        self._jobs = jobs
         self._openapi = b"{}"
         self._paths: list[str] = []
         self._has_started = False
-        routes = [
+        self._routes = routes = [
             Route("/openapi.json", self._send_openapi),
             Route("/docs", _page("docs.html")),
             Route("/livez", self._livez),
@@ -60,6 +68,7 @@ class Site:
         described = document(app)
         self._openapi = msgspec.json.encode(described)
         self._paths = list(described["paths"])
+        self.app.router.routes[:] = [*self._routes, *self._jobs.of(app)]
 
     async def _send_openapi(self, _: Request) -> Response:
         headers = {"x-servekit-playground": "/playground"} if self._dev else None

@@ -13,6 +13,9 @@ SECONDS = (
     0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0,
 )  # fmt: skip
 ROWS = tuple(float(2**power) for power in range(11))
+JOB_SECONDS = (
+    0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 14_400.0, 86_400.0,
+)  # fmt: skip
 RATIO = tuple(tenths / 10 for tenths in range(1, 11))
 
 _ENDPOINT = ("service", "endpoint")
@@ -30,6 +33,10 @@ class Families:
         in_flight: Calls running now.
         queued: Calls waiting now.
         shed: Calls refused before they ran, by reason (`CallError.reason`).
+        jobs: Jobs that have not ended, by status: queued or running.
+        jobs_ended: Jobs that have, by status.
+        job_queue_seconds: Wait of a job, from when an attempt could have begun until it did.
+        job_run_seconds: Duration of an attempt.
         replicas: Replicas, by state.
         replica_restarts: Replicas started again, by what ended the one before.
     """
@@ -65,6 +72,24 @@ class Families:
         self.queued = metrics.gauge("servekit_queued", "Calls waiting now.", _ENDPOINT)
         self.shed = metrics.counter(
             "servekit_shed_total", "Calls refused before they ran.", (*_ENDPOINT, "reason")
+        )
+        self.jobs = metrics.gauge(
+            "servekit_jobs", "Jobs that have not ended, by status.", (*_ENDPOINT, "status")
+        )
+        self.jobs_ended = metrics.counter(
+            "servekit_jobs_ended_total", "Jobs that have ended, by status.", (*_ENDPOINT, "status")
+        )
+        self.job_queue_seconds = metrics.histogram(
+            "servekit_job_queue_seconds",
+            "Time from when an attempt at a job could have begun until it did.",
+            _ENDPOINT,
+            bounds=JOB_SECONDS,
+        )
+        self.job_run_seconds = metrics.histogram(
+            "servekit_job_run_seconds",
+            "Duration of an attempt at a job.",
+            _ENDPOINT,
+            bounds=JOB_SECONDS,
         )
         self.replicas = metrics.gauge(
             "servekit_replicas", "Replicas, by state.", ("service", "state")

@@ -6,7 +6,7 @@ common (errors, headers). Equal apps give equal documents, to the order of their
 refused: an app that could be described can be documented.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +23,7 @@ from servekit.errors import (
     UnsupportedMedia,
 )
 from servekit.protocols.bodies import answer, request_body
+from servekit.protocols.jobs import JOB_ERRORS, accepted, job_paths, job_schemas
 from servekit.protocols.models import REF, Models, Schema
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
 
@@ -73,11 +74,21 @@ def document(app: AppSpec) -> dict[str, Any]:
     """Return the document; its values are JSON's."""
     root = app.service(app.root)
     operations = list(_operations(app))
-    models = Models([(o.service.name, o.endpoint) for o in operations], _error_schemas())
+    shared = _error_schemas()
+    errors: dict[CallError, str] = {error: _DESCRIPTIONS[type(error)] for error in _ERRORS}
+    if any(operation.endpoint.task is not None for operation in operations):
+        shared |= job_schemas()
+        errors |= JOB_ERRORS
+    models = Models([(o.service.name, o.endpoint) for o in operations], shared)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         item = paths.setdefault(operation.path, {})
         item[operation.endpoint.method.lower()] = _operation(operation, models)
+        if operation.endpoint.task is not None:
+            result = _success(operation, models)
+            paths |= job_paths(
+                operation.path, operation.service.name, operation.endpoint.name, result
+            )
     summary, description = _doc(root.doc)
     info = {
         "title": app.root,
@@ -92,10 +103,10 @@ def document(app: AppSpec) -> dict[str, Any]:
         "tags": _tags(operations),
         "paths": paths,
         "components": {
-            "schemas": {**models.schemas, **_error_schemas()},
+            "schemas": {**models.schemas, **shared},
             "parameters": _parameters(),
             "headers": _headers(),
-            "responses": _error_responses(),
+            "responses": _error_responses(errors),
         },
     }
 
@@ -146,7 +157,11 @@ def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
         "parameters": [*_query(operation, models), *_shared_parameters(endpoint)],
         "requestBody": request_body(operation.endpoint, models, many=operation.many),
         "responses": {
-            "200": _success(operation, models),
+            **(
+                {"202": accepted()}
+                if endpoint.task is not None
+                else {"200": _success(operation, models)}
+            ),
             **{
                 str(error.status): {"$ref": f"#/components/responses/{type(error).__name__}"}
                 for error in _ERRORS
@@ -232,15 +247,15 @@ def _success(operation: _Operation, models: Models) -> dict[str, Any]:
     return {"description": "", "headers": headers} | answered
 
 
-def _error_responses() -> dict[str, Any]:
+def _error_responses(errors: Mapping[CallError, str]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
-    for error in _ERRORS:
+    for error, description in errors.items():
         headers = {"x-request-id": {"$ref": "#/components/headers/x-request-id"}}
         if error.retry_after_s is not None:
             headers["retry-after"] = {"$ref": "#/components/headers/retry-after"}
         example = {"error": error.details() | {"request_id": "35ddc6d32d000001"}}
         responses[type(error).__name__] = {
-            "description": f"{HTTPStatus(error.status).phrase}. {_DESCRIPTIONS[type(error)]}",
+            "description": f"{HTTPStatus(error.status).phrase}. {description}",
             "headers": headers,
             "content": {JSON: {"schema": {"$ref": f"{REF}Error"}, "example": example}},
         }
@@ -346,4 +361,5 @@ def _headers() -> dict[str, Any]:
         "x-servekit-version": header("Version of the service that answered."),
         "x-servekit-replica": header("The replica that answered."),
         "retry-after": header("Seconds after which a new attempt may succeed.", "integer"),
+        "location": header("Path of the job."),
     }

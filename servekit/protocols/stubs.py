@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple, cast
 
 from servekit.core.call import EVENT_STREAM, JSON
+from servekit.core.job import JOBS
 from servekit.errors import ConfigError
 from servekit.protocols.annotations import Annotations, default
 from servekit.protocols.models import Schema
@@ -152,6 +153,8 @@ def _services(document: dict[str, Any]) -> list[_Service]:
     for path, item in document["paths"].items():
         for method, operation in item.items():
             facts = operation["x-servekit"]
+            if facts["kind"] == "job":
+                continue  # what a task's own handle has
             name = str(facts["service"])
             if operation["operationId"] == f"{name}.{facts['endpoint']}.batch":
                 continue  # a list of what the endpoint itself takes
@@ -163,6 +166,9 @@ def _services(document: dict[str, Any]) -> list[_Service]:
                 )
                 version = str(facts.get("version", "1"))
                 found[name] = _Service(name, cls, docs.get(name, ""), version, [])
+            if facts["kind"] == "task":
+                of_job = document["paths"][f"{path.rstrip('/')}{JOBS}/{{id}}/result"]["get"]
+                operation = operation | {"responses": of_job["responses"]}  # noqa: PLW2901
             found[name].operations.append((method.upper(), path, operation))
     if not found:
         raise ConfigError("the app has no public endpoints")
@@ -198,8 +204,9 @@ def _method(
         settings.append('method="GET"')
     elif operation["x-servekit"]["idempotent"] is True:
         settings.append("idempotent=True")
+    kind = "task" if operation["x-servekit"]["kind"] == "task" else "endpoint"
     yield from (
-        bracketed("@sk.endpoint(", settings, ")", "    ") if settings else ["    @sk.endpoint"]
+        bracketed(f"@sk.{kind}(", settings, ")", "    ") if settings else [f"    @sk.{kind}"]
     )
     parameters = ["self", *_parameters(name, method, operation, types)]
     yield from bracketed(

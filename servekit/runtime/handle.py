@@ -6,7 +6,7 @@ deadline, the request id and the trace of the call that is being served travel o
 """
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, now
 from servekit.core.context import CURRENT
@@ -59,7 +59,12 @@ class ServiceHandle:
     ) -> None:
         self._definition = definition
         for endpoint in definition.endpoints.values():
-            method = RemoteMethod(endpoint, name, handler, loop, options, internal=internal)
+            kind = RemoteMethod
+            if endpoint.task is not None:
+                from servekit.runtime.remote_job import RemoteTask  # noqa: PLC0415  (builds on this)
+
+                kind = RemoteTask
+            method = kind(endpoint, name, handler, loop, options, internal=internal)
             setattr(self, endpoint.name, method)
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +108,7 @@ class RemoteMethod:
         retries: int | None = None,
         priority: int = 0,
         affinity_key: str | None = None,
-    ) -> "RemoteMethod":
+    ) -> Self:
         """Return this method with other settings for its calls; see `Bound.options`."""
         own = self._options
         options = Options(
@@ -112,7 +117,7 @@ class RemoteMethod:
             priority=priority,
             affinity_key=affinity_key or "",
         )
-        return RemoteMethod(
+        return type(self)(
             self._endpoint,
             self._service,
             self._handler,

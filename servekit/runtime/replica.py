@@ -20,6 +20,7 @@ from servekit.errors import (
     is_shed,
     suggest,
 )
+from servekit.jobs.store import Store
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Metrics, Snapshot
@@ -29,6 +30,7 @@ from servekit.runtime.form import receive
 from servekit.runtime.meter import Meter, Pace
 from servekit.runtime.mount import Mounted
 from servekit.runtime.slots import Slots
+from servekit.runtime.task import Task
 from servekit.runtime.threads import Threads
 from servekit.spec.app import ServiceSpec
 from servekit.spec.definition import (
@@ -57,6 +59,7 @@ class Replica:
         definition: The class.
         spec: Its settings in this app.
         replica_id: Unique in the app.
+        store: Keeps the jobs of its tasks, if it has any.
 
     Attributes:
         id: Its id.
@@ -65,7 +68,12 @@ class Replica:
     """
 
     def __init__(
-        self, definition: ServiceDefinition, spec: ServiceSpec, *, replica_id: str
+        self,
+        definition: ServiceDefinition,
+        spec: ServiceSpec,
+        *,
+        replica_id: str,
+        store: Store | None = None,
     ) -> None:
         self._definition = definition
         self._spec = spec
@@ -77,6 +85,8 @@ class Replica:
         self._threads = Threads(loop, limits.max_ongoing or SYNC_LIMIT, name=spec.name)
         self._async_slots = Slots(limits.max_ongoing or ASYNC_LIMIT, limits.max_queued, spec.name)
         self._sync_slots = Slots(limits.max_ongoing or SYNC_LIMIT, limits.max_queued, spec.name)
+        self._store = store
+        self._tasks: list[Task] = []
         self._batched: list[Batched] = []
         self._meters: list[Meter] = []
         self._runners: dict[str, tuple[Runner, Meter]] = {}
@@ -118,6 +128,8 @@ class Replica:
                 f"{self._spec.name}: set-up raised {type(error).__name__}: {error}"
             ) from error
         self.state = "ready"
+        for task in self._tasks:
+            task.worker.start()
 
     def _meter(self, endpoint: str) -> Meter:
         spec = self._spec
@@ -154,6 +166,8 @@ class Replica:
             )
             self._batched.append(batched)
             self._runners[f"{definition.name}/batch"] = (batched.many, meter)
+        elif definition.task is not None:
+            runner = self._add_task(definition, meter)
         else:
             slots = self._async_slots if definition.is_async else self._sync_slots
             if (limit := definition.max_concurrency) is not None:
@@ -164,6 +178,24 @@ class Replica:
         with contextlib.suppress(CallError):  # builds the validator, so that no call has to wait
             definition.schemas[0].decode(EMPTY)
 
+    def _add_task(self, definition: EndpointDefinition, meter: Meter) -> Runner:
+        if self._store is None:
+            raise SetupError(f"{definition.where}: this process has no store for jobs")
+        task = Task(
+            self._instance,
+            definition,
+            self._async_slots if definition.is_async else self._sync_slots,
+            self._threads,
+            meter,
+            self._families,
+            self._store,
+            service=self._spec.name,
+            replica=self.id,
+        )
+        self._tasks.append(task)
+        self._runners |= {name: (runner, meter) for name, runner in task.runners().items()}
+        return task.submit
+
     async def _run_hooks(self, kind: HookKind) -> None:
         for hook in self._definition.hooks.get(kind, ()):
             outcome = hook(self._instance)
@@ -173,10 +205,18 @@ class Replica:
     def drain(self) -> None:
         """Become unready; whoever owns the connections stops new calls and waits for old ones."""
         self.state = "draining"
+        for task in self._tasks:
+            task.drain()
+
+    async def idle(self) -> None:
+        """Wait until no job runs; `drain` it first."""
+        for task in self._tasks:
+            await task.worker.idle()
 
     async def stop(self) -> None:
-        """Run the tear-down hooks; an exception in one is logged."""
+        """Give back the jobs that run, and run the tear-down hooks; what they raise is logged."""
         self.state = "stopped"
+        await asyncio.gather(*(task.worker.close() for task in self._tasks))
         for mounted in self._mounts.values():
             await mounted.lifespan.stop()
         try:

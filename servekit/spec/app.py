@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from servekit.errors import NotFound, suggest
-from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources
+from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources, TaskPolicy
 from servekit.spec.raw import Form
 
-Kind = Literal["unary", "stream", "batched"]
+Kind = Literal["unary", "stream", "batched", "task"]
 
 
 class InboundSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Method name.
-        kind: `"unary"` answers once, `"stream"` many times, `"batched"` once, run in batches.
+        kind: `"unary"` answers once, `"stream"` many times, `"batched"` once, run in batches;
+            `"task"` queues a job, whose result is the answer.
         path: Route below the service's prefix, starting with `/`.
         method: HTTP method.
         input: JSON schema of the request body; of the query, if the body streams.
@@ -52,6 +53,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
         timeout_s: Deadline of a call that came without one; None takes the service's.
         max_concurrency: Calls of this endpoint that run at once; None takes the service's.
         batch: Set for `"batched"`.
+        task: Set for `"task"`.
         tags: For the OpenAPI document.
     """
 
@@ -72,6 +74,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     max_concurrency: int | None = None
     batch: BatchPolicy | None = None
+    task: TaskPolicy | None = None
     tags: tuple[str, ...] = ()
 
 

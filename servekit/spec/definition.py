@@ -15,7 +15,7 @@ from servekit.errors import SpecError
 from servekit.spec.app import Kind
 from servekit.spec.item import Item
 from servekit.spec.place import place
-from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources
+from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources, TaskPolicy
 
 if TYPE_CHECKING:
     from servekit.spec.schema import InputSchema, OutputSchema
@@ -59,6 +59,7 @@ class EndpointDefinition:
     tags: tuple[str, ...] = ()
     idempotent: bool = False
     batch: BatchPolicy | None = None
+    task: TaskPolicy | None = None
     size_of: Callable[[Any], int] | None = None
     bucket_by: Callable[[Any], object] | None = None
 
@@ -74,6 +75,8 @@ class EndpointDefinition:
             return ()
         if self.kind == "batched":
             return self.path, f"{self.path.rstrip('/')}/batch"
+        if self.kind == "task":
+            return self.path, f"{self.path.rstrip('/')}/jobs"
         return (self.path,)
 
     @cached_property

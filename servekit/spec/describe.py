@@ -93,7 +93,7 @@ def _service(service: ServiceDefinition) -> ServiceSpec:
 def _endpoint(endpoint: EndpointDefinition) -> EndpointSpec:
     into, out = endpoint.schemas
     if endpoint.media_type and (
-        endpoint.kind != "unary" or out.json_schema.get("type") != "string"
+        endpoint.kind not in ("unary", "task") or out.json_schema.get("type") != "string"
     ):
         raise SpecError(
             f"{endpoint.where}: media_type={endpoint.media_type!r} is for one answer of type str or "
@@ -105,6 +105,11 @@ def _endpoint(endpoint: EndpointDefinition) -> EndpointSpec:
         raise SpecError(
             f"{endpoint.where}: {into.inbound.name!r} streams, and a GET request has no body; use "
             "method='POST'"
+        )
+    if endpoint.task is not None and into.inbound is not None:
+        raise SpecError(
+            f"{endpoint.where}: {into.inbound.name!r} streams, and a job keeps its input whole; take "
+            "a list, or make it an @sk.endpoint"
         )
     return EndpointSpec(
         name=endpoint.name,
@@ -128,6 +133,7 @@ def _endpoint(endpoint: EndpointDefinition) -> EndpointSpec:
         timeout_s=endpoint.timeout_s,
         max_concurrency=endpoint.max_concurrency,
         batch=endpoint.batch,
+        task=endpoint.task,
         tags=endpoint.tags,
     )
 

@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from servekit.core.context import CURRENT, RequestContext
+from servekit.core.job import JobEvent, JobStatus
 from servekit.errors import InvalidOutput, ServekitError
 from servekit.spec.definition import EndpointDefinition
 from servekit.spec.item import Item, ItemError
@@ -54,6 +55,43 @@ class Stream(AsyncIterable[V_co], Protocol[V_co]):
 
     def cancel(self) -> bool:
         """Stop the work, wherever it is; False when it is done already."""
+        ...
+
+
+class Job(Awaitable[V_co], Protocol[V_co]):
+    """A job that was submitted; awaiting it waits for its result.
+
+    Whoever has its id and its task can have it again; losing this object changes nothing.
+    """
+
+    @property
+    def id(self) -> str:
+        """The job's id, 32 hex digits."""
+        ...
+
+    def result(self, timeout: float | None = ...) -> V_co:
+        """Wait for the result, on a thread that runs no event loop.
+
+        Raises:
+            TimeoutError: It is not there after `timeout` seconds.
+            CallError: The job failed; `Conflict` if it was cancelled or has expired.
+        """
+        ...
+
+    def status(self) -> Call[JobStatus]:
+        """Ask where it is."""
+        ...
+
+    def cancel(self) -> Call[JobStatus]:
+        """Drop it if it is queued, else ask it to stop."""
+        ...
+
+    def retry(self) -> Call[JobStatus]:
+        """Queue it again, if it failed, was cancelled or has expired."""
+        ...
+
+    def events(self) -> Stream[JobEvent]:
+        """Read its changes of status and progress, from the first on, to the end of the job."""
         ...
 
 
@@ -108,6 +146,27 @@ class Bound(_Bound[P, R_co], Generic[P, R_co, V_co]):
         raise self._no_handle("remote")
 
 
+class BoundTask(_Bound[P, R_co], Generic[P, R_co, V_co]):
+    """A task of one instance or handle: its calls are jobs."""
+
+    __slots__ = ()
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Call[Job[V_co]]:
+        """Queue a job; what is awaited, or taken as `.result()`, is the job as soon as it is kept."""
+        del args, kwargs
+        raise self._no_handle("submit")
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> Call[V_co]:
+        """Queue a job and wait for its result; leaving the wait leaves the job as it is."""
+        del args, kwargs
+        raise self._no_handle("remote")
+
+    def keyed(self, idempotency_key: str) -> Self:
+        """Return the handle with a key: of the submissions with one key only the first is kept."""
+        del idempotency_key
+        raise self._no_handle("keyed")
+
+
 class BoundStream(_Bound[P, R_co], Generic[P, R_co, V_co]):
     """An endpoint of one instance or handle, that answers many times."""
 
@@ -120,7 +179,7 @@ class BoundStream(_Bound[P, R_co], Generic[P, R_co, V_co]):
 
 
 class EndpointDescriptor:
-    """What `@endpoint` and `@batched` leave in the class; `definition` says what they found."""
+    """What `@endpoint`, `@batched` and `@task` leave in the class; `definition` says what they found."""
 
     def __init__(self, definition: EndpointDefinition) -> None:
         self.definition = definition
@@ -167,6 +226,21 @@ class StreamEndpoint(EndpointDescriptor, Generic[P, R_co, V_co]):
         if obj is None:
             return self
         return BoundStream[P, R_co, V_co](self._bind(obj), self.definition.where)
+
+
+class TaskEndpoint(EndpointDescriptor, Generic[P, R_co, V_co]):
+    """A method that runs as a job, whose result is a `V_co`."""
+
+    @overload
+    def __get__(self, obj: None, owner: type[Any] | None = ..., /) -> Self: ...
+    @overload
+    def __get__(
+        self, obj: object, owner: type[Any] | None = ..., /
+    ) -> BoundTask[P, R_co, V_co]: ...
+    def __get__(self, obj: object, owner: type[Any] | None = None, /) -> Any:
+        if obj is None:
+            return self
+        return BoundTask[P, R_co, V_co](self._bind(obj), self.definition.where)
 
 
 def _batch_of_one(definition: EndpointDefinition, obj: object, *args: Any) -> Any:

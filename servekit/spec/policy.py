@@ -3,6 +3,8 @@
 All are plain data, so they serialise into the `AppSpec` as they are.
 """
 
+from math import inf
+
 import msgspec
 
 from servekit.core.units import parse_bytes
@@ -128,6 +130,40 @@ class BatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 f"batched(pad_to={self.pad_to}): sizes must ascend and end at max_size="
                 f"{self.max_size}"
             )
+
+
+class TaskPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How the jobs of one task are queued, run and repeated; see `jobs/job.py`.
+
+    Attributes:
+        retries: Attempts after the first.
+        backoff_s: Wait before the first of them; doubles each time.
+        timeout_s: Longest time for one attempt; None has no limit.
+        ttl_s: How long a finished job is kept, and how long one may be queued.
+        max_concurrency: Jobs that run at once in a replica.
+        max_queued: Jobs that may be queued in all.
+    """
+
+    retries: int = 3
+    backoff_s: float = 1.0
+    timeout_s: float | None = 3600.0
+    ttl_s: float = 86_400.0
+    max_concurrency: int = 1
+    max_queued: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise SpecError(f"task(retries={self.retries}): must be 0 or more")
+        if not 0 <= self.backoff_s < inf:
+            raise SpecError(f"task(backoff_s={self.backoff_s}): must be 0 or more")
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise SpecError(f"task(timeout_s={self.timeout_s}): must be above 0, or None")
+        if not 0 < self.ttl_s < inf:
+            raise SpecError(f"task(ttl_s={self.ttl_s}): must be above 0")
+        if self.max_concurrency < 1:
+            raise SpecError(f"task(max_concurrency={self.max_concurrency}): must be 1 or more")
+        if self.max_queued < 1:
+            raise SpecError(f"task(max_queued={self.max_queued}): must be 1 or more")
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,4 +81,6 @@ def _summary(service: ServiceSpec, endpoint: EndpointSpec) -> str:
         parts.append(batch)
     elif endpoint.kind == "stream":
         parts.append("streams")
+    elif endpoint.task is not None:
+        parts.append(f"task, ≤{endpoint.task.max_concurrency} at once")
     return "  ".join(parts) or "internal"

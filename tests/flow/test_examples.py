@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
@@ -38,8 +39,9 @@ def needs(*packages: str) -> None:
 def serving(target: str, log: Path) -> Iterator[str]:
     """Run `servekit serve` on a free port, and yield its URL once it is ready."""
     command = [sys.executable, "-m", "servekit", "serve", target, "--port", "0"]
+    env = os.environ | {"SERVEKIT_JOBS_DIR": str(log.parent / "jobs")}
     with log.open("wb") as out:
-        server = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT)
     try:
         yield wait_until_ready(server, log)
         server.terminate()
@@ -164,6 +166,28 @@ def test_streaming_gives_words_one_by_one(tmp_path):
             assert events[3].startswith("event: end")
         done = python("examples/streaming/client.py", url)
         assert len(done.stdout.split()) == 80, done.stderr
+
+
+# ---- report job
+
+
+def test_report_job_is_followed_and_cancelled(tmp_path):
+    with serving("examples/report_job/app.py", tmp_path / "log") as url:
+        done = python("examples/report_job/client.py", url, "json/*.py")
+        assert done.returncode == 0, done.stderr
+        assert "100%" in done.stdout
+        assert re.search(r"\d+ files, \d+ lines\n +\d+  \w+\.\w+", done.stdout)
+        assert run_snippets("report_job", url) == [f"{len(list(JSON_FILES))} files"]
+        with servekit.Client(url) as client:
+            job = client.submit("longest_functions", pause_s=10)
+            job.cancel()
+            with pytest.raises(servekit.errors.Conflict, match="cancelled"):
+                job.result(timeout=LIMIT_S)
+            with pytest.raises(servekit.errors.InvalidInput, match="top"):
+                client.submit("longest_functions", top=0)
+
+
+JSON_FILES = Path(sysconfig.get_path("stdlib")).glob("json/*.py")
 
 
 # ---- chat

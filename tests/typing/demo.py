@@ -79,8 +79,31 @@ class LLM:
         return float(len(prompt) * k)
 
 
+@sk.service
+class Reports:
+    @sk.task(retries=3, backoff_s=1.0, timeout_s=3600, ttl_s=86_400, max_concurrency=2)
+    async def render(self, query: str, pages: int = 10) -> list[Hit]:
+        job = sk.job()
+        assert_type(job.id, str)
+        for page in range(pages):
+            job.progress(page / pages, "rendering", {"page": page})
+            if job.cancelled:
+                break
+        job.progress("half")  # E: a fraction is a number
+        return [Hit(id=job.attempt, score=0.0)]
+
+    @sk.task
+    def archive(self, doc: Doc) -> bytes:
+        return doc.text.encode()
+
+    @sk.task
+    async def copy(self, doc: Doc) -> Doc:
+        return doc
+
+
 @sk.service(prefix="/search")
 class Search:
+    reports = sk.depends(Reports)
     emb = sk.depends(Embedder)
     big = sk.depends(sk.ref(Embedder, name="embedder-big", gpu=1).configure(args={"size": 8}))
     llm = sk.depends(LLM, timeout_s=20)
@@ -103,6 +126,18 @@ class Search:
         assert_type(n, int)
         fast = self.llm.score.options(timeout_s=1, priority=2)
         assert_type(await fast.remote(doc.text), float)
+        assert_type(await self.reports.render.remote("x", pages=3), list[Hit])
+        assert_type(await self.reports.copy(doc), Doc)
+        assert_type(self.reports.archive(doc), bytes)
+        job = await self.reports.render.keyed("order-7").submit("x")
+        assert_type(job.id, str)
+        assert_type(await job, list[Hit])
+        assert_type((await job.status()).attempt, int)
+        async for event in job.events():
+            assert_type(event.number, int)
+        await self.reports.render.submit(query=3)  # E: wrong type
+        await self.reports.archive.submit()  # E: an argument is missing
+        await self.emb.dim.submit()  # E: no task
         self.emb.embed.remote("oops")  # E: wrong type
         await self.llm.score(doc.text, kk=2)  # E: wrong keyword
         await self.emb.nope.remote()  # E: no such attribute
@@ -133,3 +168,8 @@ with sk.local(Search, overrides={Search.emb: object()}) as search:
 with sk.connect(Search, "http://localhost:3000") as c:
     hits = c.query.remote(Doc(text="x"), k=2).result(timeout=5)
     assert_type(hits, list[Hit])
+with sk.local(Reports) as reports:
+    archive = reports.archive.submit(Doc(text="x")).result(timeout=5)
+    assert_type(archive.result(timeout=5), bytes)
+    status = archive.cancel().result()
+    assert_type(status.id, str)

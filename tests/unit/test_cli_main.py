@@ -6,7 +6,7 @@ import pytest
 from servekit.cli.main import run
 from servekit.version import __version__
 
-VERBS = ["init", "dev", "serve", "call", "client", "graph", "status", "scale", "doctor"]
+VERBS = ["init", "dev", "serve", "call", "client", "graph", "status", "scale", "doctor", "jobs"]
 
 
 def test_version(capsys):
@@ -51,6 +51,9 @@ def test_every_verb_helps_with_an_example(verb, capsys):
     [
         (["srve"], "error: no such command 'srve'. Did you mean 'serve'?"),
         (["serve"], "error: missing argument 'APP'."),
+        (["jobs"], "error: missing command."),
+        (["jobs", "lst"], "error: no such command 'lst'"),
+        (["jobs", "show", "render"], "error: missing argument 'JOB'."),
         (["serve", "app", "--prt", "1"], "error: no such option: --prt"),
         (["serve", "app", "--port", "x"], "error: invalid value for '--port'"),
     ],

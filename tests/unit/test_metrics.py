@@ -271,6 +271,10 @@ def test_the_families_are_these():
         "servekit_in_flight",
         "servekit_queued",
         "servekit_shed_total",
+        "servekit_jobs",
+        "servekit_jobs_ended_total",
+        "servekit_job_queue_seconds",
+        "servekit_job_run_seconds",
         "servekit_replicas",
         "servekit_replica_restarts_total",
     ]

@@ -513,3 +513,54 @@ def test_the_apps_schemas_are_not_touched(app: AppSpec) -> None:
     before = app.to_json()
     document(app)
     assert app.to_json() == before
+
+
+# -- jobs
+
+
+class JobStatus(BaseModel):
+    """A model of the app that is called like ours."""
+
+    mine: int
+
+
+@sk.service
+class Reports:
+    @sk.task(tags=["slow"])
+    def render(self, query: str) -> JobStatus:
+        """Render a report."""
+        return JobStatus(mine=1)
+
+
+def test_a_task_has_the_routes_of_its_jobs():
+    described = json.loads(json.dumps(document(describe(Reports))))
+    OpenAPIV31SpecValidator(described).validate()
+    paths, schemas = described["paths"], described["components"]["schemas"]
+    assert {path: list(item) for path, item in paths.items()} == {
+        "/render": ["post"],
+        "/render/jobs": ["get"],
+        "/render/jobs/{id}": ["get"],
+        "/render/jobs/{id}/result": ["get"],
+        "/render/jobs/{id}/events": ["get"],
+        "/render/jobs/{id}/cancel": ["post"],
+        "/render/jobs/{id}/retry": ["post"],
+    }
+    submit = paths["/render"]["post"]
+    assert submit["x-servekit"]["kind"] == "task"
+    assert "200" not in submit["responses"]
+    accepted = submit["responses"]["202"]
+    assert "location" in accepted["headers"]
+    ours = accepted["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert ours == "JobStatus"
+    assert "attempt" in schemas[ours]["properties"]
+    assert schemas[ours]["properties"]["submitted_at"]["format"] == "date-time"
+    result = paths["/render/jobs/{id}/result"]["get"]["responses"]["200"]
+    assert list(result["content"]["application/json"]["schema"]["properties"]) == ["mine"]
+    ids = [o["operationId"] for item in paths.values() for o in item.values()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_an_app_without_tasks_tells_nothing_of_jobs():
+    described = document(describe(Vision))
+    assert not any("Job" in name for name in described["components"]["schemas"])
+    assert "Conflict" not in described["components"]["responses"]

@@ -12,12 +12,12 @@ import servekit
 NAMES = {
     "__version__", "errors",
     # declare
-    "service", "endpoint", "batched", "depends", "ref",
+    "service", "endpoint", "batched", "task", "depends", "ref",
     "mount_asgi", "on_build", "setup", "warmup", "ready", "live", "teardown",
     # types and settings
     "Array", "Autoscale", "File", "Item", "ItemError", "Limits",
     # use
-    "AsyncClient", "Client", "connect", "context", "local",
+    "AsyncClient", "Client", "connect", "context", "job", "local",
 }  # fmt: skip
 
 HEAVY = {

@@ -150,6 +150,24 @@ def test_a_written_service_has_the_endpoints_of_its_model():
             assert ours.json_schema == theirs.json_schema
 
 
+@sk.service
+class Slow:
+    @sk.task(path="/v1/add")
+    def add(self, a: int) -> list[int]:
+        return [a]
+
+
+def test_a_task_is_written_as_one():
+    text = write(document(describe(Slow)))
+    assert '    @sk.task(path="/v1/add")\n    def add(self, *, a: int) -> list[int]:' in text
+    there, here = definition(Slow), definition(run(text).Slow)
+    assert list(here.endpoints) == ["add"]
+    for ours, theirs in zip(
+        there.endpoints["add"].schemas, here.endpoints["add"].schemas, strict=True
+    ):
+        assert ours.json_schema == theirs.json_schema
+
+
 @pytest.mark.parametrize(
     "found",
     [

@@ -26,10 +26,13 @@ async function load() {
 function operations() {
   const found = [];
   for (const [path, item] of Object.entries(api.paths))
-    for (const [verb, op] of Object.entries(item)) found.push({
-      ...op, path, verb: verb.toUpperCase(), ...op["x-servekit"],
-      many: op.operationId.endsWith(".batch"), query: op.parameters.filter(p => p.in === "query"),
-      takes: op.requestBody?.content ?? {}, gives: op.responses["200"].content });
+    for (const [verb, op] of Object.entries(item)) {
+      const status = op.responses["202"] ? "202" : "200";
+      found.push({
+        ...op, path, verb: verb.toUpperCase(), ...op["x-servekit"], status,
+        many: op.operationId.endsWith(".batch"), query: op.parameters.filter(p => p.in === "query"),
+        takes: op.requestBody?.content ?? {}, gives: op.responses[status].content });
+    }
   return found;
 }
 
@@ -39,7 +42,7 @@ function navigation(list, ops) {
   for (const op of ops) {
     if (op.service !== service)
       list.append(h("li", {class: "group"}, service = op.service));
-    const kind = op.many ? "batch" : op.kind === "stream" ? "stream" : op.verb === "GET" ? "get" : "";
+    const kind = op.many ? "batch" : {stream: "stream", task: "task", job: ""}[op.kind] ?? (op.verb === "GET" ? "get" : "");
     list.append(h("li", {}, h("a", {href: "#" + op.operationId},
       h("span", {}, op.endpoint), kind && h("span", {class: "kind"}, kind))));
   }

@@ -1,0 +1,1 @@
+"""The durable queue behind `@task`: what a job is, and where jobs are kept."""
