@@ -36,6 +36,7 @@ from servekit.spec.item import Item, ItemError
 from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warmup
 from servekit.spec.mount import mount_asgi
 from servekit.spec.policy import Autoscale, Limits
+from servekit.spec.promise import promise
 from servekit.spec.service import service
 from servekit.spec.task import task
 from servekit.version import __version__
@@ -65,6 +66,7 @@ __all__ = [
     "local",
     "mount_asgi",
     "on_build",
+    "promise",
     "ready",
     "ref",
     "service",

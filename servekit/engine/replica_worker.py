@@ -75,7 +75,9 @@ class ReplicaWorker:
         if order.jobs:
             self._store = SqliteStore(order.jobs)
             await self._store.open()
-        replica = self._replica = Replica(found, spec, replica_id=order.replica, store=self._store)
+        replica = self._replica = Replica(
+            found, spec, replica_id=order.replica, store=self._store, outward=router
+        )
         await replica.start(_handles(found, router))
         self._listener = Listener(
             Address(order.address),
@@ -152,6 +154,7 @@ def _handles(found: ServiceDefinition, router: Router) -> dict[str, object]:
             router,
             loop,
             Options(timeout_s=edge.timeout_s, retries=edge.retries),
+            pipelines=True,
         )
         for edge in found.dependencies.values()
     }

@@ -12,6 +12,7 @@ from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, 
 from servekit.core.context import CURRENT
 from servekit.errors import Cancelled, InvalidInput, suggest
 from servekit.runtime.outbound import outbound
+from servekit.runtime.promise import among, pass_on
 from servekit.runtime.remote import RemoteCall, RemoteStream
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition
 
@@ -45,6 +46,7 @@ class ServiceHandle:
         loop: Where the handler runs.
         options: Settings of its calls.
         internal: Whether the caller is a part of the app.
+        pipelines: Whether those who answer make the calls that come as arguments; see `promise.py`.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ServiceHandle:
         options: Options,
         *,
         internal: bool = True,
+        pipelines: bool = False,
     ) -> None:
         self._definition = definition
         for endpoint in definition.endpoints.values():
@@ -64,7 +67,9 @@ class ServiceHandle:
                 from servekit.runtime.remote_job import RemoteTask  # noqa: PLC0415  (builds on this)
 
                 kind = RemoteTask
-            method = kind(endpoint, name, handler, loop, options, internal=internal)
+            method = kind(
+                endpoint, name, handler, loop, options, internal=internal, pipelines=pipelines
+            )
             setattr(self, endpoint.name, method)
 
     def __getattr__(self, name: str) -> Any:
@@ -91,6 +96,7 @@ class RemoteMethod:
         options: Options,
         *,
         internal: bool,
+        pipelines: bool,
     ) -> None:
         self._endpoint = endpoint
         self._service = service
@@ -98,6 +104,7 @@ class RemoteMethod:
         self._loop = loop
         self._options = options
         self._internal = internal
+        self._pipelines = pipelines
         self._streams = endpoint.kind == "stream"
         self._timeout_s = options.timeout_s if options.timeout_s is not None else endpoint.timeout_s
 
@@ -124,6 +131,7 @@ class RemoteMethod:
             self._loop,
             options,
             internal=self._internal,
+            pipelines=self._pipelines,
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> RemoteCall | RemoteStream:
@@ -133,36 +141,26 @@ class RemoteMethod:
             TypeError: The arguments don't fit the signature.
             Cancelled: The call that is being served has lost its caller.
         """
-        call = self._call(args, kwargs)
-        if self._streams:
-            return RemoteStream(call, self._handler, self._decode, self._loop)
-        return RemoteCall(call, self._handler, self._decode, self._loop)
+        call, handler = self._call(args, kwargs)
+        kind = RemoteStream if self._streams else RemoteCall
+        return kind(call, handler, self._decode, self._loop)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call in the declared form: a coroutine, an async iterator, an iterator, or the value."""
         if self._endpoint.is_async and not self._streams:
-            return self._value(self._call(args, kwargs))
+            return self._value(*self._call(args, kwargs))
         started = self.remote(*args, **kwargs)
         if isinstance(started, RemoteStream):
             return started if self._endpoint.is_async else started.iter_sync()
         return started.result()
 
-    async def _value(self, call: Call) -> Any:
+    async def _value(self, call: Call, handler: Handler) -> Any:
         # Begins when it is awaited, as any coroutine does: cancelled before, it has never run.
-        return await RemoteCall(call, self._handler, self._decode, self._loop)
+        return await RemoteCall(call, handler, self._decode, self._loop)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Handler]:
+        """Return a call with these arguments, and what answers it."""
         endpoint, options = self._endpoint, self._options
-        chunks = None
-        reads = endpoint.schemas[0]
-        try:
-            accept = "" if self._internal else MSGPACK
-            if reads.inbound is not None:
-                stream, kwargs = reads.split(args, kwargs)
-                chunks, args = outbound(stream, reads.inbound, accept), ()
-            payload = reads.encode(args, kwargs, accept=accept)
-        except InvalidInput as error:
-            raise TypeError(error.message) from error
         call = Call(
             self._service,
             endpoint.name,
@@ -171,8 +169,21 @@ class RemoteMethod:
             priority=options.priority,
             affinity_key=options.affinity_key,
         )
-        call.payload = payload
-        call.chunks = chunks
+        handler = self._handler
+        reads = endpoint.schemas[0]
+        try:
+            accept = "" if self._internal else MSGPACK
+            if reads.inbound is not None:
+                stream, kwargs = reads.split(args, kwargs)
+                call.chunks, args = outbound(stream, reads.inbound, accept), ()
+            if among(args, kwargs):
+                handler = pass_on(
+                    call, reads, args, kwargs, handler, accept=accept, travels=self._pipelines
+                )
+            else:
+                call.payload = reads.encode(args, kwargs, accept=accept)
+        except InvalidInput as error:
+            raise TypeError(error.message) from error
         call.retries = options.retries
         deadline = None if self._timeout_s is None else now() + self._timeout_s
         context = CURRENT.get()
@@ -188,7 +199,7 @@ class RemoteMethod:
             if served.deadline is not None and (deadline is None or served.deadline < deadline):
                 deadline = served.deadline
         call.deadline = deadline
-        return call
+        return call, handler
 
     def _decode(self, payload: Payload) -> Any:
         return self._endpoint.schemas[1].decode(payload)

@@ -97,7 +97,10 @@ class RemoteCall(Remote):
             self._start = None
             return self._run().__await__()
         if self._task is None:
-            raise ServekitError("a call is awaited twice; keep the value of the first time")
+            raise ServekitError(
+                f"{self._call.service}.{self._call.endpoint}: a call is awaited twice, or after it "
+                "was passed on; keep its value the first time"
+            )
         return self._task.__await__()
 
     def result(self, timeout: float | None = None) -> Any:
@@ -112,6 +115,14 @@ class RemoteCall(Remote):
         if self._outside is None:
             raise ServekitError("the call belongs to an event loop; await it there")
         return self._outside.result(timeout)
+
+    def hand_over(self, handler: Handler) -> Call | None:
+        """Return the call for another one to make; None if it has begun, or `handler` has not it."""
+        if self._start is None or handler is not self._handler or self._call.chunks is not None:
+            return None
+        self._start.cancel()
+        self._start = None
+        return self._call
 
     def cancel(self) -> bool:
         """Stop the work, wherever it is; False when it is done already."""

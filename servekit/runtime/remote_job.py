@@ -64,7 +64,8 @@ class RemoteTask(RemoteMethod):
 
     def submit(self, *args: Any, **kwargs: Any) -> RemoteCall:
         """Queue a job; the value of the call is a `RemoteJob`."""
-        return RemoteCall(self._submission(args, kwargs), self._handler, self._job, self._loop)
+        call, handler = self._submission(args, kwargs)
+        return RemoteCall(call, handler, self._job, self._loop)
 
     def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
         """Queue a job and wait for its result."""
@@ -73,12 +74,14 @@ class RemoteTask(RemoteMethod):
         if self.patience_s is not None:
             deadline = min(now() + self.patience_s, deadline or inf)
 
+        call, handler = self._submission(args, kwargs)
+
         async def submit_and_wait(call: Call) -> Reply:
-            reply = await self._handler(call)
+            reply = await handler(call)
             assert reply.payload is not None
             return await self._job(reply.payload).wait(deadline)
 
-        return RemoteCall(self._submission(args, kwargs), submit_and_wait, self._decode, self._loop)
+        return RemoteCall(call, submit_and_wait, self._decode, self._loop)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Queue a job and wait for its result, in the declared form."""
@@ -89,12 +92,12 @@ class RemoteTask(RemoteMethod):
     async def _awaited(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return await self.remote(*args, **kwargs)
 
-    def _submission(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        call = self._call(args, kwargs)
+    def _submission(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Handler]:
+        call, handler = self._call(args, kwargs)
         # With a key of its own a submission may be sent again when its replica is lost.
         call.headers = _pack([["idempotency-key", self.key or os.urandom(16).hex()]])
         call.idempotent = True
-        return call
+        return call, handler
 
     def query(self, verb: str, query: JobQuery) -> Call:
         """Return a call that asks about jobs."""

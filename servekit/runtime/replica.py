@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from servekit.core.call import EMPTY, Call, Load, Reply, now
+from servekit.core.call import EMPTY, Call, Handler, Load, Reply, now
 from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import (
+    BadRequest,
     CallError,
     NotFound,
     SetupError,
@@ -29,6 +30,7 @@ from servekit.runtime.endpoints import Runner, Stream, Unary
 from servekit.runtime.form import receive
 from servekit.runtime.meter import Meter, Pace
 from servekit.runtime.mount import Mounted
+from servekit.runtime.promise import fulfil
 from servekit.runtime.slots import Slots
 from servekit.runtime.task import Task
 from servekit.runtime.threads import Threads
@@ -60,6 +62,7 @@ class Replica:
         spec: Its settings in this app.
         replica_id: Unique in the app.
         store: Keeps the jobs of its tasks, if it has any.
+        outward: Answers the calls that come as arguments of calls, if there may be any.
 
     Attributes:
         id: Its id.
@@ -74,6 +77,7 @@ class Replica:
         *,
         replica_id: str,
         store: Store | None = None,
+        outward: Handler | None = None,
     ) -> None:
         self._definition = definition
         self._spec = spec
@@ -86,6 +90,7 @@ class Replica:
         self._async_slots = Slots(limits.max_ongoing or ASYNC_LIMIT, limits.max_queued, spec.name)
         self._sync_slots = Slots(limits.max_ongoing or SYNC_LIMIT, limits.max_queued, spec.name)
         self._store = store
+        self._outward = outward
         self._tasks: list[Task] = []
         self._batched: list[Batched] = []
         self._meters: list[Meter] = []
@@ -241,6 +246,8 @@ class Replica:
                 f"{suggest(call.endpoint, names)}",
                 started=False,
             )
+        if call.promises:
+            return await self._fulfil(call)
         runner, meter = found
         context = RequestContext(call)
         CURRENT.set(context)
@@ -264,6 +271,18 @@ class Replica:
         finally:
             meter.answered(code, now() - started)
         return reply
+
+    async def _fulfil(self, call: Call) -> Reply:
+        """Answer a call after those that are its arguments."""
+        endpoint = self._definition.endpoints.get(call.endpoint)
+        if endpoint is None or self._outward is None or not call.internal:
+            raise BadRequest(f"{call.endpoint} takes no calls as arguments", started=False)
+        repeatable = await fulfil(call, endpoint.schemas[0], self._outward)
+        try:
+            return await self(call)
+        except CallError as error:
+            error.started = error.started or not repeatable
+            raise
 
     async def _receive(self, call: Call) -> None:
         """Read what comes in pieces, unless the method itself does."""

@@ -4,22 +4,24 @@ The replica decodes with an `InputSchema` and encodes with an `OutputSchema`; a 
 service, and the typed client, do the reverse with the same two objects.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, cast
 
-from servekit.core.call import BINARY, JSON, NPY, Payload
-from servekit.errors import InvalidInput, InvalidOutput, SpecError
+from servekit.core.call import BINARY, EMPTY, JSON, NPY, Buffer, Payload
+from servekit.errors import InvalidInput, InvalidOutput, SpecError, suggest
 from servekit.spec import body
 from servekit.spec.array import ArraySpec
 from servekit.spec.segment import KEY
 from servekit.spec.signature import BatchShape, Param, Signature, read_signature
 
 if TYPE_CHECKING:
+    from servekit.spec.codec import Codec
     from servekit.spec.raw import Form
 
 __all__ = ["BatchShape", "InboundSchema", "InputSchema", "OutputSchema", "endpoint_schemas"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_NO_KEYS: Final = Payload(JSON, (b"{}",))
 _STAND_IN = f'{{"{KEY}":'.encode()
 
 
@@ -57,6 +59,7 @@ class InputSchema:
         except SpecError:
             _find_culprit(params, where)
             raise
+        self._part: Codec | None = None
         self._many: Codec | None = None
         self._stacked: Codec | None = None
         self.form: Form = self._codec.form
@@ -168,13 +171,75 @@ class InputSchema:
             InvalidInput: The arguments don't fit the signature, or have the wrong type.
         """
         if self._body:
-            if len(args) != 1 or kwargs:
-                given = f"{len(args)} and {len(kwargs)} by name" if kwargs else str(len(args))
-                self._misfit(f"takes 1 positional argument ({self._names[0]}), got {given}")
-            value = args[0]
+            value = self._only(args, kwargs)
         else:
             value = self._bind(args, kwargs) if args else kwargs
         return self._codec.write(value, accept=accept or JSON, internal=not accept)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments by name, also the one that is the body.
+
+        Raises:
+            InvalidInput: They don't fit the signature.
+        """
+        if self._body:
+            return {self._names[0]: self._only(args, kwargs)}
+        return self._bind(args, kwargs)
+
+    def encode_part(
+        self, given: Mapping[str, Any], *, later: Collection[str], accept: str = ""
+    ) -> Payload:
+        """Return a body that lacks some of the arguments, for `complete` to add them.
+
+        Args:
+            given: Those that are there, by name.
+            later: Names of those that aren't; where there is none, `complete` isn't needed.
+            accept: As for `encode`.
+
+        Raises:
+            InvalidInput: One is unknown, or has the wrong type.
+        """
+        if not later:
+            if self._body:
+                return self.encode(tuple(given.values()), {}, accept=accept)
+            return self.encode((), given, accept=accept)
+        for name in later:
+            if name not in self._names:
+                self._misfit(f"has no parameter {name!r}.{suggest(name, self._names)}")
+        return EMPTY if self._body else self._partial().write(given, internal=True)
+
+    def complete(self, part: Payload, results: Mapping[str, Payload]) -> Payload:
+        """Return the body that `encode_part` began, with what other endpoints have answered.
+
+        Args:
+            part: From a service of the same app.
+            results: Answers, by the names of the arguments that they are.
+
+        Raises:
+            CallError: One is no value of its parameter, or an argument is missing.
+        """
+        if self._body:
+            return results[self._names[0]]
+        if sum(len(payload.segments) > 1 for payload in (part, *results.values())) <= 1:
+            return _joined(part, results)
+        # Each has stand-ins of its own for segments.
+        partial = self._partial()
+        values: dict[str, Any] = partial.read(part, internal=True)
+        for name, result in results.items():
+            values |= partial.read(_joined(_NO_KEYS, {name: result}), internal=True)
+        return self._codec.write(values, internal=True)
+
+    def _partial(self) -> "Codec":
+        """Return the codec of an object that may lack any of the arguments."""
+        if self._part is None:
+            self._part = self._codec.of(_keyword_hint(self._params, total=False))
+        return self._part
+
+    def _only(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if len(args) != 1 or kwargs:
+            given = f"{len(args)} and {len(kwargs)} by name" if kwargs else str(len(args))
+            self._misfit(f"takes 1 positional argument ({self._names[0]}), got {given}")
+        return args[0]
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
@@ -300,12 +365,25 @@ def endpoint_schemas(
     return InputSchema(signature), OutputSchema(signature)
 
 
-def _keyword_hint(params: Sequence[Param]) -> Any:
-    """Return the type of the JSON object whose keys are the parameters."""
+def _joined(part: Payload, results: Mapping[str, Payload]) -> Payload:
+    """Return a JSON object with more keys; only one of the payloads may have segments."""
+    document: list[Buffer] = [part.segments[0][:-1]]
+    segments: list[Buffer] = [b"", *part.segments[1:]]
+    for name, result in results.items():
+        comma = b"," if len(document) > 1 or len(document[0]) > 1 else b""
+        document += (comma, b'"', name.encode(), b'":', result.segments[0])
+        segments += result.segments[1:]
+    segments[0] = b"".join((*document, b"}"))
+    return Payload(JSON, segments)
+
+
+def _keyword_hint(params: Sequence[Param], *, total: bool = True) -> Any:
+    """Return the type of the JSON object whose keys are the parameters, or some of them."""
     from typing_extensions import TypedDict  # noqa: PLC0415
 
     make: Any = TypedDict
-    return make("Body", {p.name: p.hint if p.required else NotRequired[p.hint] for p in params})
+    keys = {p.name: p.hint if p.required and total else NotRequired[p.hint] for p in params}
+    return make("Body", keys)
 
 
 def _find_culprit(params: Sequence[Param], where: str) -> None:

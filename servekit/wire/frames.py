@@ -28,7 +28,7 @@ from servekit.core.call import Buffer, Call, Load
 from servekit.core.room import room
 from servekit.errors import WireError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this format and of the headers; peers of different versions refuse each other."""
 
 _PREFIX = struct.Struct("<IIBxHH")

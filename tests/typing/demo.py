@@ -116,6 +116,9 @@ class Search:
         assert_type(await self.emb.project.remote(a), F32)
         assert_type(await self.emb.tagged(doc), str)
         assert_type(await self.emb.compare.remote("x", 1), bool)
+        ahead = sk.promise(self.emb.embed.remote(doc))
+        assert_type(ahead, F32)
+        assert_type(await self.emb.project.remote(ahead), F32)
         s = await self.llm.score(doc.text, k=2)
         assert_type(s, float)
         async for token in self.llm.generate.remote(doc.text, max_tokens=3):

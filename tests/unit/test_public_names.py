@@ -17,7 +17,7 @@ NAMES = {
     # types and settings
     "Array", "Autoscale", "File", "Item", "ItemError", "Limits",
     # use
-    "AsyncClient", "Client", "connect", "context", "job", "local",
+    "AsyncClient", "Client", "connect", "context", "job", "local", "promise",
 }  # fmt: skip
 
 HEAVY = {
