@@ -35,6 +35,10 @@ class Channel:
         url: Where it listens, like `http://127.0.0.1:3000`.
         token: Sent as a bearer token.
 
+    Attributes:
+        url: The same, without a slash behind it.
+        headers: Sent with each call.
+
     Raises:
         ConfigError: That is no such URL.
     """
@@ -45,7 +49,7 @@ class Channel:
                 f"{url!r} is no URL of a gateway; write one like http://127.0.0.1:3000"
             )
         self.url = url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self.headers: dict[str, str] = {"authorization": f"Bearer {token}"} if token else {}
         self._http: httpx.AsyncClient | None = None
         self._budget = RetryBudget()
         self._limits: set[asyncio.Timeout] = set()
@@ -77,7 +81,7 @@ class Channel:
                     pause = attempts.pause(error, now())
                     if pause is None:
                         raise
-                await self._in_time(asyncio.sleep(pause), None, "")
+                await self.in_time(asyncio.sleep(pause), None, "")
 
     async def _attempt(self, call: Outgoing, *, stream: bool) -> httpx.Response:
         left = None
@@ -87,9 +91,10 @@ class Channel:
         if http is None:
             with_tls = self.url.startswith("https:")  # reading the certificates takes 60 ms
             http = self._http = httpx.AsyncClient(
-                headers=self._headers, limits=_LIMITS, verify=with_tls
+                headers=self.headers, limits=_LIMITS, verify=with_tls
             )
-        connect_s = _CONNECT_S if left is None else min(_CONNECT_S, left)
+        # What takes longer than there is time is late; only what takes too long is not there.
+        connect_s = _CONNECT_S if left is None or left > _CONNECT_S else None
         request = http.build_request(
             call.method,
             self.url + call.path,
@@ -97,12 +102,12 @@ class Channel:
             headers=call.headers_now(),
             timeout=httpx.Timeout(None, connect=connect_s, pool=left),
         )
-        response = await self._in_time(
+        response = await self.in_time(
             http.send(request, stream=True), call.deadline, f"{self.url} did not answer"
         )
         if not (stream and response.is_success):
             reading = f"the answer of {self.url} was being read"
-            body = await self._in_time(response.aread(), call.deadline, reading)
+            body = await self.in_time(response.aread(), call.deadline, reading)
             if not response.is_success:
                 raise failure(response.status_code, body, response.headers)
         return response
@@ -121,7 +126,7 @@ class Channel:
         try:
             while True:
                 reading = f"the stream of {self.url} went on, behind {count} chunks"
-                data = await self._in_time(anext(parts, None), deadline, reading)
+                data = await self.in_time(anext(parts, None), deadline, reading)
                 if data is None:
                     reader.end()
                     return
@@ -140,7 +145,7 @@ class Channel:
         finally:
             await response.aclose()
 
-    async def _in_time(self, work: Awaitable[T], deadline: float | None, doing: str) -> T:
+    async def in_time(self, work: Awaitable[T], deadline: float | None, doing: str) -> T:
         """Wait for work until shortly behind a deadline, or until the channel is closed.
 
         Raises:

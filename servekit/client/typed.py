@@ -10,12 +10,13 @@ import httpx
 import msgspec
 
 from servekit.client.channel import Channel
+from servekit.client.conversation import Conversation
 from servekit.client.exchange import answer
 from servekit.client.jobs import job_request
 from servekit.client.request import Outgoing, with_query
+from servekit.core.aio import aclose
 from servekit.core.background import ThreadLoop, background_loop
 from servekit.core.call import EVENT_STREAM, MSGPACK, Call, Payload, Reply
-from servekit.errors import ServekitError
 from servekit.observe.log import get_logger
 from servekit.runtime.handle import Options, ServiceHandle
 from servekit.spec.definition import ServiceDefinition, definition
@@ -139,11 +140,6 @@ class HttpHandler:
         Raises:
             CallError: As the server raised it, or because it was not reached.
         """
-        if call.chunks is not None:
-            raise ServekitError(
-                f"{call.endpoint}: its input streams, which sk.connect does not do yet; open a "
-                "WebSocket to its path"
-            )
         payload = call.payload
         more: Mapping[str, str] = {}
         if (route := self._routes.get(call.endpoint)) is not None:
@@ -160,6 +156,16 @@ class HttpHandler:
         if call.traceparent:
             headers["traceparent"] = call.traceparent
         content = cast("bytes", payload.segments[0])
+        if call.chunks is not None:
+            path = with_query(path, msgspec.msgpack.decode(content))
+            talk = await Conversation.open(
+                self._channel,
+                Outgoing("GET", path, headers, deadline=call.deadline),
+                self._messages(call.endpoint, call.chunks),
+            )
+            if streams:
+                return self._reply(talk.headers, stream=talk.answers())
+            return self._reply(talk.headers, payload=await talk.only())
         if method == "GET":
             path, content = with_query(path, msgspec.msgpack.decode(content)), b""
         else:
@@ -169,11 +175,22 @@ class HttpHandler:
             stream=streams,
         )
         if streams:
-            return self._reply(response, stream=self._chunks(response, call.deadline))
-        return self._reply(response, payload=answer(response))
+            return self._reply(response.headers, stream=self._chunks(response, call.deadline))
+        return self._reply(response.headers, payload=answer(response))
 
-    def _reply(self, response: httpx.Response, **content: Any) -> Reply:
-        headers = response.headers
+    async def _messages(
+        self, endpoint: str, chunks: AsyncIterator[Payload]
+    ) -> AsyncIterator[bytes]:
+        inbound = self._service.endpoints[endpoint].schemas[0].inbound
+        assert inbound is not None
+        try:
+            async for chunk in chunks:
+                message = bytes(chunk.segments[0])
+                yield msgspec.msgpack.decode(message) if inbound.form == "bytes" else message
+        finally:
+            await aclose(chunks)
+
+    def _reply(self, headers: Mapping[str, str], **content: Any) -> Reply:
         version = headers.get("x-servekit-version", "")
         if version not in (self._service.version, "", *self._told):
             self._told.add(version)

@@ -2,12 +2,14 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any, Final, Self, TypeVar
 
 import httpx
 
 from servekit.client.channel import Channel
+from servekit.client.conversation import Conversation, is_stream, messages_of
 from servekit.client.exchange import answer, value
 from servekit.client.jobs import KEY_HEADER, AsyncClientJob, ClientJob, JobRequests, status_of
 from servekit.client.request import Outgoing, encoded, holds_files, with_query
@@ -135,7 +137,8 @@ class Client(_Settings):
             endpoint: Its path, like `"predict"` or `"/search/query"`.
             *body: The body itself, for endpoints whose parameter is positional-only: `bytes`, a
                 `Path` and an open file travel as they are, everything else as JSON, or MessagePack
-                if there are arrays in it.
+                if there are arrays in it. Or an iterator, for an endpoint whose input streams: its
+                values are sent as they come, over a WebSocket, and never a second time.
             timeout_s: Deadline; None takes the client's.
             idempotent: Running the call twice does no harm, so it is sent again when it was lost.
             **arguments: Or the arguments by name; if there is a `Path` or an open file among them,
@@ -145,6 +148,9 @@ class Client(_Settings):
         Raises:
             CallError: As the server raised it, or because it was not reached.
         """
+        if is_stream(body):
+            *_, last = self._talk(endpoint, body[0], arguments, timeout_s)
+            return last
         return self._answer(self._post(endpoint, body, arguments, timeout_s, idempotent=idempotent))
 
     def submit(
@@ -199,6 +205,9 @@ class Client(_Settings):
         Raises:
             CallError: As for `call`; also in the middle of the stream.
         """
+        if is_stream(body):
+            yield from self._talk(endpoint, body[0], arguments, timeout_s)
+            return
         call = self._post(
             endpoint, body, arguments, timeout_s, accept=EVENT_STREAM, idempotent=idempotent
         )
@@ -208,13 +217,16 @@ class Client(_Settings):
 
     def _batches(self, call: Outgoing) -> Iterator[list[Payload]]:
         channel, loop = self._connection()
-        batches = channel.batches(_wait(channel.send(call, stream=True), loop), call.deadline)
-        try:
-            while (batch := _wait(_next(batches), loop)) is not None:
-                yield batch
-        finally:
-            # Not waited for: a garbage collection in the loop's own thread may lead here.
-            asyncio.run_coroutine_threadsafe(batches.aclose(), loop)
+        response = _wait(channel.send(call, stream=True), loop)
+        return _iterate(channel.batches(response, call.deadline), loop)
+
+    def _talk(
+        self, endpoint: str, stream: Any, arguments: Mapping[str, Any], timeout_s: float | None
+    ) -> Iterator[Any]:
+        channel, loop = self._connection()
+        call = self._get(endpoint, arguments, timeout_s)
+        talk = _wait(Conversation.open(channel, call, messages_of(stream)), loop)
+        return map(value, _iterate(talk.answers(), loop))
 
     def _connection(self) -> tuple[Channel, asyncio.AbstractEventLoop]:
         loop = background_loop()
@@ -250,8 +262,16 @@ def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
         raise
 
 
-async def _next(batches: AsyncIterator[list[Payload]]) -> list[Payload] | None:
-    return await anext(batches, None)
+def _iterate(parts: AsyncGenerator[T], loop: asyncio.AbstractEventLoop) -> Iterator[T]:
+    async def following() -> T | None:
+        return await anext(parts, None)
+
+    try:
+        while (part := _wait(following(), loop)) is not None:
+            yield part
+    finally:
+        # Not waited for: a garbage collection in the loop's own thread may lead here.
+        asyncio.run_coroutine_threadsafe(parts.aclose(), loop)
 
 
 def _close_later(channel: Channel, loop: ThreadLoop) -> None:
@@ -272,6 +292,9 @@ class AsyncClient(_Settings):
         **arguments: Any,
     ) -> Any:
         """Call an endpoint and return its answer; see `Client.call`."""
+        if is_stream(body):
+            talk = await self._talk(endpoint, body[0], arguments, timeout_s)
+            return value(await talk.only())
         if holds_files(body, arguments):
             call = await asyncio.to_thread(
                 self._post, endpoint, body, arguments, timeout_s, idempotent=idempotent
@@ -312,6 +335,12 @@ class AsyncClient(_Settings):
         **arguments: Any,
     ) -> AsyncIterator[Any]:
         """Call a streaming endpoint and yield its chunks; see `Client.stream`."""
+        if is_stream(body):
+            talk = await self._talk(endpoint, body[0], arguments, timeout_s)
+            async with aclosing(talk.answers()) as answers:
+                async for chunk in answers:
+                    yield value(chunk)
+            return
         call = self._post(
             endpoint, body, arguments, timeout_s, accept=EVENT_STREAM, idempotent=idempotent
         )
@@ -323,6 +352,12 @@ class AsyncClient(_Settings):
                     yield value(chunk)
         finally:
             await batches.aclose()
+
+    async def _talk(
+        self, endpoint: str, stream: Any, arguments: Mapping[str, Any], timeout_s: float | None
+    ) -> Conversation:
+        call = self._get(endpoint, arguments, timeout_s)
+        return await Conversation.open(self._channel, call, messages_of(stream))
 
     async def close(self) -> None:
         """Close all connections; calls that other tasks are making fail as cancelled."""

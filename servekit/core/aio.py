@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
@@ -68,6 +68,12 @@ async def together(*works: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def aclose(iterator: AsyncIterator[Any]) -> None:
+    """Close an async iterator, if it is of the kind that is closed."""
+    if (close := getattr(iterator, "aclose", None)) is not None:
+        await close()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

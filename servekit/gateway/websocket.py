@@ -1,7 +1,7 @@
 """A WebSocket to an endpoint whose input streams: messages in are chunks, chunks out are messages.
 
 Text messages are JSON, or the text itself where a chunk is `str`; binary ones are the bytes where a
-chunk is `bytes`, else MessagePack. An empty binary message ends the input: the method reads to its
+chunk is `bytes`, else MessagePack, and so they are in the answer if the handshake accepts it. An empty binary message ends the input: the method reads to its
 end and answers what it still has. A client that closes has left: its call may end in good order, and
 is cancelled if it does not.
 
@@ -67,7 +67,8 @@ class WebSocket:
         call = read_call(self._route, scope["headers"], started)
         call.idempotent = False
         call.payload = Payload(JSON, (query_document(scope["query_string"], spec.input),))
-        call.accept = {"bytes": BINARY, "text": TEXT}.get(spec.raw_output, JSON)
+        if MSGPACK not in call.accept:
+            call.accept = {"bytes": BINARY, "text": TEXT}.get(spec.raw_output, JSON)
         return call
 
     def _chunk(self, message: Message) -> Payload | None:
@@ -119,6 +120,6 @@ async def _send_all(reply: Reply, send: Send) -> None:
 
 def _message(chunk: Payload) -> dict[str, Any]:
     data = bytes(chunk.segments[0])
-    if chunk.content_type == BINARY:
+    if chunk.content_type in (BINARY, MSGPACK):
         return {"type": "websocket.send", "bytes": data}
     return {"type": "websocket.send", "text": data.decode()}

@@ -183,6 +183,7 @@ def _facts(service: ServiceSpec, endpoint: EndpointSpec) -> dict[str, Any]:
         "idempotent": endpoint.idempotent,
         "timeout_s": timeout_s,
         "max_body_bytes": service.limits.max_body_bytes,
+        **({"input": endpoint.inbound.name} if endpoint.inbound is not None else {}),
         **({"max_batch": endpoint.batch.max_size} if endpoint.batch is not None else {}),
     }
 

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple, cast
 
-from servekit.core.call import EVENT_STREAM, JSON
+from servekit.core.call import EVENT_STREAM, JSON, NDJSON
 from servekit.core.job import JOBS
 from servekit.errors import ConfigError
 from servekit.protocols.annotations import Annotations, default
@@ -158,8 +158,6 @@ def _services(document: dict[str, Any]) -> list[_Service]:
             name = str(facts["service"])
             if operation["operationId"] == f"{name}.{facts['endpoint']}.batch":
                 continue  # a list of what the endpoint itself takes
-            if JSON not in operation.get("requestBody", {}).get("content", {JSON: None}):
-                continue  # its input streams, which `connect` does not do
             if name not in found:
                 cls = free_name(
                     identifier(name, capital=True), {other.cls for other in found.values()}
@@ -221,7 +219,13 @@ def _method(
 def _parameters(
     name: str, method: str, operation: dict[str, Any], types: Annotations
 ) -> Iterator[str]:
-    if method == "GET":
+    streamed = str(operation["x-servekit"].get("input", ""))
+    if streamed:
+        if not is_parameter(streamed):
+            raise ValueError(f"{streamed!r} is no name of a parameter")
+        chunk = operation["requestBody"]["content"][NDJSON[0]]["x-itemSchema"]
+        yield f"{streamed}: Iterator[{types.of(chunk, f'{name}-{streamed}')}]"
+    if method == "GET" or streamed:
         query = [p for p in operation["parameters"] if p.get("in") == "query"]
         properties = {str(parameter["name"]): parameter["schema"] for parameter in query}
         required = [parameter["name"] for parameter in query if parameter["required"]]

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from functools import partial
 from typing import Any, Self, TypeAlias
 
+from servekit.core.aio import aclose
 from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
@@ -267,8 +268,7 @@ class Chunks:
         self._closed = True
         self._context.cancelled = True
         try:
-            if (aclose := getattr(self._values, "aclose", None)) is not None:
-                await aclose()
+            await aclose(self._values)
         finally:
             if self._release is not None:
                 self._release()

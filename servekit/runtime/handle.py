@@ -175,7 +175,7 @@ class RemoteMethod:
             accept = "" if self._internal else MSGPACK
             if reads.inbound is not None:
                 stream, kwargs = reads.split(args, kwargs)
-                call.chunks, args = outbound(stream, reads.inbound, accept), ()
+                call.chunks, args = outbound(stream, reads.inbound, accept, self._loop), ()
             if among(args, kwargs):
                 handler = pass_on(
                     call, reads, args, kwargs, handler, accept=accept, travels=self._pipelines

@@ -1,9 +1,14 @@
-"""An iterator that a caller gives as input, as the chunks of a call."""
+"""An iterator that a caller gives as input, as the chunks of a call.
+
+An async iterator is read on the event loop on which it was given, a plain one in a thread, as its
+values may be slow to come; whoever sends them may run on another loop.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Final
 
+from servekit.core.aio import aclose, running_loop
 from servekit.core.call import Payload
 from servekit.errors import InvalidInput
 from servekit.spec.schema import InboundSchema
@@ -11,23 +16,31 @@ from servekit.spec.schema import InboundSchema
 _END: Final = object()
 
 
-def outbound(stream: Any, schema: InboundSchema, accept: str) -> AsyncIterator[Payload]:
-    """Return the chunks that carry an iterator's values; nothing is read yet.
-
-    A plain iterator is read in a thread, as its values may be slow to come.
+def outbound(
+    stream: Any, schema: InboundSchema, accept: str, loop: asyncio.AbstractEventLoop
+) -> AsyncIterator[Payload]:
+    """Return the chunks that carry an iterator's values, to be read on `loop`; nothing is read yet.
 
     Raises:
         InvalidInput: It is no iterator.
     """
+    if (values := values_of(stream, loop)) is None:
+        raise InvalidInput(
+            f"{schema.name!r} streams; give an iterator, not {type(stream).__name__}",
+            reason="arguments",
+            started=False,
+        )
+    return _encoded(values, schema, accept)
+
+
+def values_of(stream: Any, loop: asyncio.AbstractEventLoop) -> AsyncIterator[Any] | None:
+    """Return an iterator's values, to be read on `loop`; None if it is none."""
     if hasattr(stream, "__aiter__"):
-        return _encoded(aiter(stream), schema, accept)
+        home = running_loop()
+        return aiter(stream) if home in (None, loop) else _from_loop(aiter(stream), home)
     if hasattr(stream, "__iter__") and not isinstance(stream, str | bytes):
-        return _encoded(_from_thread(iter(stream)), schema, accept)
-    raise InvalidInput(
-        f"{schema.name!r} streams; give an iterator, not {type(stream).__name__}",
-        reason="arguments",
-        started=False,
-    )
+        return _from_thread(iter(stream))
+    return None
 
 
 async def _encoded(
@@ -37,8 +50,23 @@ async def _encoded(
         async for value in values:
             yield schema.encode(value, accept=accept)
     finally:
-        if (aclose := getattr(values, "aclose", None)) is not None:
-            await aclose()
+        await aclose(values)
+
+
+async def _from_loop(
+    values: AsyncIterator[Any], home: asyncio.AbstractEventLoop
+) -> AsyncIterator[Any]:
+    async def following() -> Any:
+        return await anext(values, _END)
+
+    async def there(work: Coroutine[Any, Any, Any]) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+
+    try:
+        while (value := await there(following())) is not _END:
+            yield value
+    finally:
+        await there(aclose(values))
 
 
 async def _from_thread(values: Iterator[Any]) -> AsyncIterator[Any]:

@@ -7,6 +7,7 @@ sent to another replica with all of its input.
 import asyncio
 from collections.abc import Callable, Sequence
 
+from servekit.core.aio import aclose
 from servekit.core.call import Buffer, Call, Payload
 from servekit.errors import BadRequest, CallError
 from servekit.observe.log import get_logger
@@ -70,8 +71,7 @@ class Feed:
             _log.exception("input failed", request_id=self._call.request_id)
             self._fail(BadRequest("the input broke off", reason="input_failed"))
         finally:
-            if (aclose := getattr(chunks, "aclose", None)) is not None:
-                await aclose()
+            await aclose(chunks)
 
     def _fail(self, error: CallError) -> None:
         self._window.flush()

@@ -246,6 +246,9 @@ def _call_everything(m, url):
         assert list(s.count(upto=3)) == [0, 1, 2]
         assert list(s.pieces(data=b"abc")) == [b"a", b"bc"]
         assert [type(chunk) for chunk in s.boxes(upto=2)] == [m.Hit, m.Hit]
+        assert list(s.measure(iter([box, box]), unit="cm", factor=2.0)) == ["2.0 cm"] * 2
+        assert list(s.measure(iter([box]))) == ["1.0 m"]
+        assert s.size(iter([b"ab", b"c"])) == 3
         assert images.label(b"xyz") == "3 bytes"
         np.testing.assert_array_equal(images.rows(x), x * 2)
         with pytest.raises(TypeError, match="numbers: a: Input should be a valid integer"):

@@ -208,5 +208,16 @@ class Everything:
             yield self.hits(b"x", UUID(int=7))[0]
 
     @sk.endpoint
+    async def measure(
+        self, boxes: AsyncIterator[Box], *, unit: str = "m", factor: float | None = None
+    ) -> AsyncIterator[str]:
+        async for box in boxes:
+            yield f"{box.width * (factor or 1)} {unit}"
+
+    @sk.endpoint
+    def size(self, parts: Iterator[bytes]) -> int:
+        return sum(len(part) for part in parts)
+
+    @sk.endpoint
     def list(self) -> list[str]:
         return ["a"]
