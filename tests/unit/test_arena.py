@@ -15,7 +15,10 @@ import pytest
 from servekit.errors import WireError
 from servekit.wire.arena import GRANULE, GRANULES, SIZE, Arena, ArenaError, Offer, PeerArena
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's"),
+]
 
 KB = 1024
 

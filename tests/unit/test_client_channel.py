@@ -28,6 +28,8 @@ from servekit.errors import (
 from servekit.spec.body import pack
 from tests.upstream import Upstream, close, http, refusal, reset, stream
 
+pytestmark = pytest.mark.slow
+
 
 @sk.service
 class Service:

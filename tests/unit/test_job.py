@@ -14,6 +14,8 @@ from servekit.jobs import job as life
 from servekit.jobs.job import LEASE_S, MAX_BACKOFF_S, Job, new_job, status_of
 from servekit.spec.policy import TaskPolicy
 
+pytestmark = pytest.mark.slow
+
 ERROR = JobError("execution_error", "it raised")
 T0 = 1_800_000_000.0
 

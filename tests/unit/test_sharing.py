@@ -30,7 +30,10 @@ from servekit.wire.sockets import Address, Listener, connect
 from tests.calls import make_call
 from tests.peer import Mirror
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's"),
+]
 
 pack = msgspec.msgpack.encode
 LARGE = 300_000

@@ -7,6 +7,8 @@ import pytest
 from servekit.bench.simulate import Device, Load, Loop, Result, observe, simulate
 from servekit.spec.policy import BatchPolicy
 
+pytestmark = pytest.mark.slow
+
 POLICY = BatchPolicy(max_size=64, target_ms=100)
 DEVICE = Device(alpha_s=0.010, beta_s=0.001, noise=0.08)
 EXACT = dataclasses.replace(DEVICE, noise=0.0)
