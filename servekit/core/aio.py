@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any
 
 
@@ -11,9 +12,16 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
+    def spawn(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        *,
+        name: str = "",
+        context: Context | None = None,
+    ) -> asyncio.Task[Any]:
         """Run a coroutine in this scope; an exception it raises goes to the loop's handler."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=name or None)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(coroutine, name=name or None, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

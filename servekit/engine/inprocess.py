@@ -2,7 +2,7 @@
 
 For tests and notebooks. Every service is a real replica on one background event loop, joined to its
 callers by in-memory connections, so what works here works in processes, and what can't be sent
-there can't be sent here.
+there can't be sent here. Colocated ones are joined as they are in a process.
 """
 
 import asyncio
@@ -10,14 +10,15 @@ import inspect
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from servekit.core.call import Call, Handler, Payload, Reply
 from servekit.errors import NotFound
+from servekit.runtime.group import Group
 from servekit.runtime.handle import Options, ServiceHandle
-from servekit.runtime.replica import Replica
 from servekit.spec.app import AppSpec
-from servekit.spec.definition import ServiceDefinition, definition
+from servekit.spec.definition import DependencyDefinition, ServiceDefinition, definition
 from servekit.spec.describe import describe
 from servekit.spec.graph import Dependency, ServiceRef, ref
 from servekit.spec.schema import OutputSchema
@@ -73,7 +74,7 @@ class _Graph:
     ) -> None:
         self._loop = loop
         self._fakes = {(o.owner, o.attribute): fake for o, fake in overrides.items()}
-        self._replicas: list[Replica] = []
+        self._groups: list[Group] = []
         self._connections: list[Connection] = []
         self._handlers: dict[str, Handler] = {}
 
@@ -95,23 +96,14 @@ class _Graph:
     async def _start(self, found: ServiceDefinition, app: AppSpec) -> None:
         if found.name in self._handlers:
             return
-        handles: dict[str, object] = {}
-        for edge in found.dependencies.values():
-            # The class in the MRO that declares the dependency is what its key names.
-            owner = next(base for base in found.cls.__mro__ if edge.attribute in vars(base))
-            key = (owner, edge.attribute)
-            if key in self._fakes:
-                handler = fake_handler(self._fakes[key], edge.target)
-            else:
-                await self._start(edge.target, app)
-                handler = self._handlers[edge.target.name]
-            options = Options(timeout_s=edge.timeout_s, retries=edge.retries)
-            handles[edge.attribute] = ServiceHandle(
-                edge.target, edge.target.name, handler, self._loop, options
-            )
-        replica = Replica(found, app.service(found.name), replica_id=f"{found.name}-local")
-        self._replicas.append(replica)
-        await replica.start(handles)
+        group = Group(found, app.service(found.name), replica_id=f"{found.name}-local")
+        try:
+            await group.start(partial(self._handle, app))
+        except BaseException:
+            await group.stop()
+            raise
+        self._groups.append(group)
+        replica = group.own
         hello = Hello(service=found.name, replica=replica.id)
         server = Connection(hello, client=False, handler=replica, own_load=replica.load)
         client = Connection(Hello(), client=True)
@@ -119,11 +111,27 @@ class _Graph:
         self._connections.append(client)
         self._handlers[found.name] = client.call
 
+    async def _handle(
+        self, app: AppSpec, service: ServiceDefinition, edge: DependencyDefinition
+    ) -> ServiceHandle | None:
+        # The class in the MRO that declares the dependency is what its key names.
+        owner = next(base for base in service.cls.__mro__ if edge.attribute in vars(base))
+        key = (owner, edge.attribute)
+        if key in self._fakes:
+            handler = fake_handler(self._fakes[key], edge.target)
+        elif edge.colocate:
+            return None
+        else:
+            await self._start(edge.target, app)
+            handler = self._handlers[edge.target.name]
+        options = Options(timeout_s=edge.timeout_s, retries=edge.retries)
+        return ServiceHandle(edge.target, edge.target.name, handler, self._loop, options)
+
     async def stop(self) -> None:
         while self._connections:
             await self._connections.pop(0).close()
-        while self._replicas:
-            await self._replicas.pop().stop()
+        while self._groups:
+            await self._groups.pop().stop()
 
 
 def fake_handler(fake: object, service: ServiceDefinition) -> Handler:

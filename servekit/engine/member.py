@@ -137,6 +137,9 @@ async def spawn(
 ) -> Member:
     """Start a replica's process; it waits for its order."""
     process = await Process.spawn(
-        order.replica, "servekit.engine.replica_worker", verbs=verbs, env={**order.spec.env, **env}
+        order.replica,
+        "servekit.engine.replica_worker",
+        verbs=verbs,
+        env={**order.spec.environment, **env},
     )
     return Member(order, process)

@@ -225,13 +225,13 @@ class Supervisor:
         requests: dict[str, float] = {}
         for spec in app.services:
             count = spec.replicas if isinstance(spec.replicas, int) else spec.replicas.start
-            requests |= {f"{spec.name} #{n + 1}": spec.resources.gpu for n in range(count)}
+            requests |= {f"{spec.name} #{n + 1}": spec.needs.gpu for n in range(count)}
         allocate(self._devices, requests)
 
     async def _spawn(self, spec: ServiceSpec) -> Member:
         self._last_replica += 1
         replica = f"{spec.name}-{self._last_replica}"
-        devices = self._placement.place(replica, spec.resources.gpu)
+        devices = self._placement.place(replica, spec.needs.gpu)
         order = StartReplica(
             spec=spec,
             replica=replica,

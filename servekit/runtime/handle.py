@@ -44,6 +44,7 @@ class ServiceHandle:
         loop: Where the handler runs.
         options: Settings of its calls.
         internal: Whether the caller is a part of the app.
+        colocated: Whether the handler is in this process: it takes arguments as they are.
     """
 
     def __init__(
@@ -55,10 +56,13 @@ class ServiceHandle:
         options: Options,
         *,
         internal: bool = True,
+        colocated: bool = False,
     ) -> None:
         self._definition = definition
         for endpoint in definition.endpoints.values():
-            method = RemoteMethod(endpoint, name, handler, loop, options, internal=internal)
+            method = RemoteMethod(
+                endpoint, name, handler, loop, options, internal=internal, colocated=colocated
+            )
             setattr(self, endpoint.name, method)
 
     def __getattr__(self, name: str) -> Any:
@@ -85,6 +89,7 @@ class RemoteMethod:
         options: Options,
         *,
         internal: bool,
+        colocated: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._service = service
@@ -92,6 +97,7 @@ class RemoteMethod:
         self._loop = loop
         self._options = options
         self._internal = internal
+        self._colocated = colocated
         self._streams = endpoint.kind == "stream"
         self._timeout_s = options.timeout_s if options.timeout_s is not None else endpoint.timeout_s
 
@@ -118,6 +124,7 @@ class RemoteMethod:
             self._loop,
             options,
             internal=self._internal,
+            colocated=self._colocated,
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> RemoteCall | RemoteStream:
@@ -129,7 +136,8 @@ class RemoteMethod:
         """
         call = self._call(args, kwargs)
         if self._streams:
-            return RemoteStream(call, self._handler, self._decode, self._loop)
+            decode = _as_it_is if self._colocated else self._decode
+            return RemoteStream(call, self._handler, decode, self._loop)
         return RemoteCall(call, self._handler, self._decode, self._loop)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,11 +155,6 @@ class RemoteMethod:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         endpoint, options = self._endpoint, self._options
-        try:
-            accept = "" if self._internal else MSGPACK
-            payload = endpoint.schemas[0].encode(args, kwargs, accept=accept)
-        except InvalidInput as error:
-            raise TypeError(error.message) from error
         call = Call(
             self._service,
             endpoint.name,
@@ -160,7 +163,14 @@ class RemoteMethod:
             priority=options.priority,
             affinity_key=options.affinity_key,
         )
-        call.payload = payload
+        try:
+            if self._colocated:
+                call.arguments = endpoint.schemas[0].bind(args, kwargs)
+            else:
+                accept = "" if self._internal else MSGPACK
+                call.payload = endpoint.schemas[0].encode(args, kwargs, accept=accept)
+        except InvalidInput as error:
+            raise TypeError(error.message) from error
         call.retries = options.retries
         deadline = None if self._timeout_s is None else now() + self._timeout_s
         context = CURRENT.get()
@@ -183,3 +193,7 @@ class RemoteMethod:
 
     def __repr__(self) -> str:
         return f"<remote {self._service}.{self._endpoint.name}>"
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

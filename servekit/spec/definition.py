@@ -112,6 +112,7 @@ class DependencyDefinition:
     target: "ServiceDefinition"
     timeout_s: float | None = None
     retries: int = 1
+    colocate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from servekit.errors import SpecError, suggest
 from servekit.spec.app import AppSpec, DependencySpec, EndpointSpec, ServiceSpec
+from servekit.spec.colocation import processes
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
 from servekit.spec.graph import ServiceRef, topology
 from servekit.spec.target import target_of
@@ -30,8 +33,15 @@ def describe(root: type | ServiceRef[Any]) -> AppSpec:
     found = root.definition if isinstance(root, ServiceRef) else definition(root)
     if found.prefix is None:
         found = replace(found, prefix="")
-    services = tuple(_service(service) for service in topology(found))
-    app = AppSpec(root=found.name, services=services)
+    services = topology(found)
+    specs = {service.name: _service(service) for service in services}
+    app = AppSpec(
+        root=found.name,
+        services=tuple(
+            msgspec.structs.replace(specs[name], beside=tuple(specs[s.name] for s in beside))
+            for name, beside in processes(services).items()
+        ),
+    )
     # Where the author wrote 20 for a float, the revision would differ from that of its own JSON.
     return AppSpec.from_json(app.to_json())
 
@@ -74,6 +84,7 @@ def _service(service: ServiceDefinition) -> ServiceSpec:
                 service=edge.target.name,
                 timeout_s=edge.timeout_s,
                 retries=edge.retries,
+                colocate=edge.colocate,
             )
             for edge in service.dependencies.values()
         ),

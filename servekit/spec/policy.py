@@ -3,6 +3,8 @@
 All are plain data, so they serialise into the `AppSpec` as they are.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from servekit.core.units import parse_bytes
@@ -145,3 +147,17 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.cpu < 0:
             raise SpecError(f"cpu={self.cpu}: must be 0 or more")
+
+    @classmethod
+    def together(cls, parts: Iterable["Resources"]) -> "Resources":
+        """Return what services that share a process need.
+
+        Raises:
+            SpecError: Their GPUs add up to neither a share of one nor a whole number.
+        """
+        parts = list(parts)
+        return cls(
+            gpu=round(sum(part.gpu for part in parts), 6),  # ten times 0.1 is one device
+            cpu=sum(part.cpu for part in parts),
+            memory=sum(part.memory for part in parts),
+        )

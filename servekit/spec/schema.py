@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, cast
 
 from servekit.core.call import BINARY, JSON, NPY, Payload
-from servekit.errors import InvalidInput, InvalidOutput, SpecError
+from servekit.errors import InvalidInput, InvalidOutput, SpecError, suggest
 from servekit.spec import body
 from servekit.spec.array import ArraySpec
 from servekit.spec.segment import KEY
@@ -165,13 +165,39 @@ class InputSchema:
             InvalidInput: The arguments don't fit the signature, or have the wrong type.
         """
         if self._body:
-            if len(args) != 1 or kwargs:
-                given = f"{len(args)} and {len(kwargs)} by name" if kwargs else str(len(args))
-                self._misfit(f"takes 1 positional argument ({self._names[0]}), got {given}")
-            value = args[0]
+            value = self._only(args, kwargs)
         else:
             value = self._bind(args, kwargs) if args else kwargs
         return self._codec.write(value, accept=accept or JSON, internal=not accept)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return the arguments for a callee in this process, named as `decode` names them.
+
+        Args:
+            args: As for a plain call, without `self`.
+            kwargs: The same. The values are handed on as they are, unchecked.
+
+        Raises:
+            InvalidInput: They don't fit the signature.
+        """
+        if self._body:
+            return (self._only(args, kwargs),), {}
+        bound = self._bind(args, kwargs)
+        named: dict[str, Any] = {}  # in the order of the signature, which batches rely on
+        for param in self._params:
+            if param.name in bound:
+                named[param.name] = bound.pop(param.name)
+            elif param.required:
+                self._misfit(f"misses the argument {param.name!r}")
+        for name in bound:
+            self._misfit(f"has no parameter {name!r}.{suggest(name, self._names)}")
+        return (), named
+
+    def _only(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if len(args) != 1 or kwargs:
+            given = f"{len(args)} and {len(kwargs)} by name" if kwargs else str(len(args))
+            self._misfit(f"takes 1 positional argument ({self._names[0]}), got {given}")
+        return args[0]
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):

@@ -7,7 +7,7 @@ window at a time. So a slow reader holds the generator back, and nothing piles u
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import Any, Self
 
 from servekit.core.call import Payload
 from servekit.errors import CallError
@@ -17,7 +17,7 @@ WINDOW = 128
 
 
 class IncomingStream:
-    """The reading end: an async iterator of payloads.
+    """The reading end: an async iterator of payloads, or of values that need no wire.
 
     Args:
         loop: The loop it is read on.
@@ -38,20 +38,20 @@ class IncomingStream:
         self._grant = grant
         self._finish = finish
         self.deadline = deadline
-        self._chunks: deque[Payload] = deque()
+        self._chunks: deque[Any] = deque()
         self._taken = 0
         self._ended = self._finished = False
         self._error: CallError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def push(self, chunks: Iterable[Payload]) -> None:
-        """Take chunks from the wire."""
+    def push(self, chunks: Iterable[Any]) -> None:
+        """Take chunks from the sender."""
         if not self._ended:
             self._chunks.extend(chunks)
             self._wake()
 
     def end(self, error: CallError | None = None) -> None:
-        """Take the end from the wire; the error, if any, is raised behind the last chunk."""
+        """Take the end from the sender; the error, if any, is raised behind the last chunk."""
         if not self._ended:
             self._ended, self._error = True, error
             self._finish_once(closed_early=False)
@@ -60,7 +60,7 @@ class IncomingStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Payload:
+    async def __anext__(self) -> Any:
         while not self._chunks:
             if self._ended:
                 error, self._error = self._error, None
@@ -112,7 +112,35 @@ class IncomingStream:
             self._waiter.set_result(None)
 
 
-class OutgoingStream:
+class Window:
+    """The sender's view of how many chunks the reader has room for.
+
+    Args:
+        loop: The loop it is waited for on.
+    """
+
+    __slots__ = ("_loop", "_waiter", "credits")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+        self.credits = WINDOW
+
+    def grant(self, count: int) -> None:
+        """Take note that the reader wants `count` more chunks."""
+        self.credits += count
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def credit(self) -> None:
+        """Wait until a chunk may be sent, and take its credit."""
+        while self.credits <= 0:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self.credits -= 1
+
+
+class OutgoingStream(Window):
     """The sending end: takes credit for each chunk, and joins chunks of one loop turn.
 
     Args:
@@ -121,16 +149,14 @@ class OutgoingStream:
             unless there is only one.
     """
 
-    __slots__ = ("_loop", "_ready", "_send", "_waiter", "credits")
+    __slots__ = ("_ready", "_send")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, send: Callable[[list[Payload]], None]
     ) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._send = send
         self._ready: list[Payload] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self.credits = WINDOW
 
     def write(self, chunk: Payload) -> None:
         """Send a chunk, together with those that follow in this turn of the loop."""
@@ -151,16 +177,3 @@ class OutgoingStream:
         if self._ready:
             ready, self._ready = self._ready, []
             self._send(ready)
-
-    def grant(self, count: int) -> None:
-        """Take note that the reader wants `count` more chunks."""
-        self.credits += count
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def credit(self) -> None:
-        """Wait until a chunk may be sent, and take its credit."""
-        while self.credits <= 0:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        self.credits -= 1
