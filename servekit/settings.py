@@ -99,6 +99,8 @@ class Settings:
         cuda_visible_devices: `CUDA_VISIBLE_DEVICES`: the devices that may be used; None is all.
         drain_s: Longest wait for running calls at shutdown.
         start_timeout_s: Longest time for a replica to become ready.
+        start_parallel: Replicas of an app that may load at the same time; None is as many as
+            there are cores, at least 2.
     """
 
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error", "critical"))
@@ -110,6 +112,7 @@ class Settings:
     cuda_visible_devices: str | None = _setting(None, _text, "CUDA_VISIBLE_DEVICES")
     drain_s: float = _setting(20.0, _seconds)
     start_timeout_s: float = _setting(600.0, _seconds)
+    start_parallel: int | None = _setting(None, _whole(1, 1024))
 
     @classmethod
     def load(

@@ -106,16 +106,15 @@ def _python() -> Finding:
 
 
 def _platform() -> Finding:
-    found = f"{platform.system()} {platform.release()} on {platform.machine()}, {_cpus()} CPUs"
+    from servekit.engine.host import Host  # noqa: PLC0415
+
+    host = Host()
+    found = f"{platform.system()} {platform.release()} on {platform.machine()}, {host.cores()} CPUs"
+    if memory := host.memory():
+        found += f", {memory / 2**30:.1f} GiB"
     if sys.platform not in ("linux", "darwin"):
         return Finding("platform", "fail", found, "use Linux or macOS; on Windows, WSL 2")
     return Finding("platform", "ok", found)
-
-
-def _cpus() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _packages() -> Iterator[Finding]:

@@ -7,6 +7,7 @@ those that leave finish their calls, so neither a restart nor a new revision los
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 from servekit.core.aio import Tasks
 from servekit.core.call import now
@@ -42,6 +43,7 @@ class Pool:
         spec: The service.
         spawn: Starts a process for a replica of a spec.
         changed: Called when the routing table has to change.
+        turn: Waits until a replica may load, which it does within the context.
         drain_s: Longest wait for calls of a replica that leaves.
         start_timeout_s: Longest wait for a replica to become ready.
 
@@ -59,12 +61,14 @@ class Pool:
         spec: ServiceSpec,
         spawn: Spawn,
         changed: Callable[[], None],
+        turn: Callable[[ServiceSpec], AbstractAsyncContextManager[None]],
         *,
         drain_s: float,
         start_timeout_s: float,
     ) -> None:
         self._spawn = spawn
         self._changed = changed
+        self._turn = turn
         self._drain_s = drain_s
         self._start_timeout_s = start_timeout_s
         self._tasks = Tasks()
@@ -168,16 +172,18 @@ class Pool:
 
         Raises:
             SetupError: It could not start; nothing is left of it.
+            ResourceError: There is no room for it.
         """
-        member = await self._spawn(spec)
-        self.members.append(member)
-        self._tasks.spawn(self._attend(member), name=f"attend {member.id}")
-        try:
-            started = await member.start(self._start_timeout_s)
-        except BaseException:
-            member.state = State.ENDED
-            await member.end(_END_S)
-            raise
+        async with self._turn(spec):
+            member = await self._spawn(spec)
+            self.members.append(member)
+            self._tasks.spawn(self._attend(member), name=f"attend {member.id}")
+            try:
+                started = await member.start(self._start_timeout_s)
+            except BaseException:
+                member.state = State.ENDED
+                await member.end(_END_S)
+                raise
         _log.info("replica ready", replica=member.id, took_s=round(started.load_s, 2))
         return member
 

@@ -20,6 +20,7 @@ import msgspec
 
 from servekit.core.aio import Tasks
 from servekit.core.call import now
+from servekit.engine.budget import Budget
 from servekit.engine.control import (
     AppStatus,
     Figures,
@@ -35,9 +36,7 @@ from servekit.engine.control import (
     handler,
 )
 from servekit.engine.description import Described
-from servekit.engine.devices import detect
 from servekit.engine.member import Member, State, spawn
-from servekit.engine.placement import Placement, allocate
 from servekit.engine.pool import KILL_AFTER_S, Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
@@ -90,8 +89,7 @@ class Supervisor:
         self._metrics = Metrics(replica="supervisor")
         self._families = Families(self._metrics)
         self._aggregate = Aggregate()
-        self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
-        self._placement = Placement(self._devices)
+        self._budget = Budget(settings)
         self._listener = bind(settings.host, settings.port)
         self._folder = Path(tempfile.mkdtemp(prefix="servekit-", dir=settings.runtime_dir))
         self._admin = Listener(
@@ -112,10 +110,10 @@ class Supervisor:
         """Start everything; returns when every service is ready.
 
         Raises:
-            ResourceError: The machine has fewer GPUs than the app asks for.
+            ResourceError: The machine has less than the app asks for.
             SetupError: A replica could not start; nothing is left running.
         """
-        self._check_resources(self.app)
+        await self._budget.admit(self.app)
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
@@ -142,7 +140,7 @@ class Supervisor:
         """
         app = described.app
         assert app is not None
-        self._check_resources(app)
+        await self._budget.admit(app)
         self._search_path = described.search_path
         old = {name: pool.spec for name, pool in self._pools.items()}
         changed = [s for s in app.services if s.name in old and s.revision != old[s.name].revision]
@@ -217,21 +215,15 @@ class Supervisor:
             spec,
             self._spawn,
             self._publish,
+            self._budget.turn,
             drain_s=self._settings.drain_s,
             start_timeout_s=self._settings.start_timeout_s,
         )
 
-    def _check_resources(self, app: AppSpec) -> None:
-        requests: dict[str, float] = {}
-        for spec in app.services:
-            count = spec.replicas if isinstance(spec.replicas, int) else spec.replicas.start
-            requests |= {f"{spec.name} #{n + 1}": spec.needs.gpu for n in range(count)}
-        allocate(self._devices, requests)
-
     async def _spawn(self, spec: ServiceSpec) -> Member:
         self._last_replica += 1
         replica = f"{spec.name}-{self._last_replica}"
-        devices = self._placement.place(replica, spec.needs.gpu)
+        devices = self._budget.place(replica, spec)
         order = StartReplica(
             spec=spec,
             replica=replica,
@@ -244,13 +236,13 @@ class Supervisor:
         try:
             member = await spawn(order, verbs=self._verbs(), env=self._env() | env)
         except BaseException:
-            self._placement.release(replica)
+            self._budget.release(replica)
             raise
         member.process.ended.add_done_callback(lambda _: self._clear_up(member))
         return member
 
     def _clear_up(self, member: Member) -> None:
-        self._placement.release(member.id)
+        self._budget.release(member.id)
         self._aggregate.retire(member.id)
         (self._folder / f"{member.id.rpartition('-')[2]}.sock").unlink(missing_ok=True)
 

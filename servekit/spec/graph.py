@@ -43,8 +43,8 @@ class ServiceRef(Generic[T_co]):
             prefix: Route prefix; without one it has no HTTP routes.
             replicas: A number, or a policy.
             gpu: Devices for one replica; below 1 shares one.
-            cpu: Cores for one replica, for placement.
-            memory: Memory for one replica, for placement: bytes, or text like `"4GiB"`.
+            cpu: Cores that one replica keeps busy.
+            memory: Memory of one replica: bytes, or text like `"4GiB"`.
             limits: Bounds of its queues.
             env: Environment variables, in place of all those of the class.
             version: Label of this version.

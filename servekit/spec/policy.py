@@ -132,12 +132,12 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gpu: Devices; a fraction below 1 shares one, whole numbers above take that many.
-        cpu: Cores, for placement.
-        memory: Bytes of memory, for placement; 0 asks for none in particular.
+        cpu: Cores, to warn when there are too few; 0 asks for none in particular.
+        memory: Bytes of memory, which the machine must have; 0 asks for none in particular.
     """
 
     gpu: float = 0.0
-    cpu: float = 1.0
+    cpu: float = 0.0
     memory: int = 0
 
     def __post_init__(self) -> None:

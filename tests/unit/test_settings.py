@@ -25,6 +25,7 @@ def test_defaults(tmp_path):
         "cuda_visible_devices": None,
         "drain_s": 20.0,
         "start_timeout_s": 600.0,
+        "start_parallel": None,
     }
 
 
