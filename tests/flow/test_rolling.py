@@ -77,3 +77,86 @@ async def test_saving_a_file_under_load(tmp_path):
         await until(settled, "the old replicas have gone")
         seen = {answers[0].json.split()[0] for answers in load.answers.values()}
         assert seen == {"v1", "v2", "v4"}
+
+
+PARTS = """
+import os
+
+import servekit as sk
+
+
+@sk.service
+class Inner:
+    @sk.endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@sk.service
+class Apart:
+    @sk.endpoint
+    async def answer(self) -> str:
+        return helper()
+
+
+def helper() -> str:
+    return "apart 1"
+
+
+@sk.service
+class Root:
+    inner = sk.depends(Inner, colocate=True)
+    apart = sk.depends(Apart)
+
+    @sk.endpoint
+    async def ask(self) -> list[str]:
+        assert await self.inner.pid.remote() == os.getpid()
+        return ["root 1", await self.apart.answer.remote()]
+"""
+
+
+async def test_only_what_runs_the_edited_code_is_replaced(tmp_path):
+    file = tmp_path / "app.py"
+    file.write_text(PARTS)
+    async with serving(f"{file}:Root", verb="dev", cwd=tmp_path) as app:
+        text = PARTS
+
+        async def after(old: str, new: str, answer: list[str]) -> tuple[str, str]:
+            """Edit the file, wait until it serves, and return the ids of both replicas."""
+            nonlocal text
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+            rolls = app.text.count("reloaded")
+            file.write_text(text)
+            await until(lambda: app.text.count("reloaded") > rolls, "it is reloaded")
+            assert (await app.post("/ask")).json == answer
+
+            async def alone():
+                both = [await app.replicas(name) for name in ("Root", "Apart")]
+                return [next(iter(one)) for one in both] if all(len(b) == 1 for b in both) else None
+
+            root, apart = await until(alone, "the old replicas have gone")
+            return root, apart
+
+        assert not await app.replicas("Inner")
+        before = [next(iter(await app.replicas(name))) for name in ("Root", "Apart")]
+        first = await after("import os\n", "import os  # edited\n", ["root 1", "apart 1"])
+        assert list(first) == before
+        root, apart = await after('"apart 1"', '"apart 2"', ["root 1", "apart 2"])
+        assert root == first[0]
+        assert apart != first[1]
+        second = await after('"root 1"', '"root 2"', ["root 2", "apart 2"])
+        assert second[0] != root
+        assert second[1] == apart
+        third = await after("return os.getpid()", "return int(os.getpid())", ["root 2", "apart 2"])
+        assert third[0] != second[0], "what is colocated runs in its process"
+        assert third[1] == apart
+        fourth = await after(
+            "async def answer(self) -> str:",
+            "async def answer(self, n: int = 1) -> str:",
+            ["root 2", "apart 2"],
+        )
+        assert fourth[0] != third[0], "its caller knows another signature now"
+        assert fourth[1] != apart
+        series = await app.metrics()
+        assert any('service="Inner"' in name and 'endpoint="pid"' in name for name in series)
