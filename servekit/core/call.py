@@ -19,6 +19,8 @@ MSGPACK = "application/msgpack"
 BINARY = "application/octet-stream"
 NPY = "application/x-npy"
 EVENT_STREAM = "text/event-stream"
+NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+FORM = "multipart/form-data"
 
 now = time.monotonic
 """The clock of every deadline on this machine, in seconds."""
@@ -48,6 +50,7 @@ class _OnThisSide:
 
     payload: Payload = EMPTY
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    chunks: AsyncIterator[Payload] | None = None
     deadline: float | None = None
     retries: int = 2
 
@@ -73,6 +76,8 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
         payload: The arguments, still encoded.
         arguments: The arguments themselves, in place of a payload: the callee is in this process.
             Then the answer's values, too, are handed over as they are.
+        chunks: What follows the payload, as it comes, for input that streams; it is read once, so
+            a call can't be sent again after that.
         deadline: Absolute, on `now`'s clock; None waits for ever. Travels as the time left.
         retries: Attempts that the next hop may make after the first; not sent on.
     """

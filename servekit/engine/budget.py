@@ -5,9 +5,10 @@ what is there and who asks for what.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import TypeAlias
 
 from servekit.core.call import now
 from servekit.engine.devices import detect
@@ -20,6 +21,9 @@ from servekit.settings import Settings
 from servekit.spec.app import AppSpec, ServiceSpec
 
 _log = get_logger("servekit.supervisor")
+
+Number: TypeAlias = tuple[ServiceSpec, int]
+"""A service, and how many replicas it is to have."""
 
 _LOOK_S = 1.0
 """How often to look whether memory has become free."""
@@ -45,43 +49,52 @@ class Budget:
 
     # -- the whole app -----------------------------------------------------------------------
 
-    async def admit(self, app: AppSpec) -> None:
+    async def admit(self, app: AppSpec, numbers: Iterable[Number]) -> None:
         """Plan for an app, before any of its replicas starts.
 
         Raises:
-            ResourceError: It asks for more GPUs or memory than this machine has.
+            ResourceError: As `check`.
         """
-        self._check_memory(app)
-        await self._check_gpus(app)
-        self._check_cores(app)
-        self._app = app
-
-    async def _check_gpus(self, app: AppSpec) -> None:
-        requests = {
-            f"{spec.name} #{number + 1}": spec.needs.gpu
-            for spec in app.services
-            for number in range(initial(spec))
-            if spec.needs.gpu
-        }
-        if requests and self._placement is None:
+        numbers = tuple(numbers)
+        if self._placement is None and any(spec.needs.gpu for spec in app.services):
             settings = self._settings
             # In a thread: a driver that was not loaded takes its time.
             inventory = await asyncio.to_thread(
                 detect, declared=settings.gpus, visible=settings.cuda_visible_devices
             )
             self._placement = Placement(inventory)
-        if self._placement is not None:
-            planned = Placement(self._placement.inventory)
-            planned.place_all(requests)
-            if self._app is None:
-                # Placed together, the largest first: one by one, as they start, they might not fit.
-                self._placement = planned
-                for name in requests:
-                    self._reserved.setdefault(name.rpartition(" #")[0], []).append(name)
+        planned = self.check(numbers)
+        if self._app is None and planned is not None:
+            # Placed together, the largest first: one by one, as they start, they might not fit.
+            self._placement = planned
+            for spec, number in numbers:
+                if spec.needs.gpu:
+                    self._reserved[spec.name] = list(_names(spec, number))
+        self._check_cores(numbers)
+        self._app = app
 
-    def _check_memory(self, app: AppSpec) -> None:
+    def check(self, numbers: Iterable[Number]) -> Placement | None:
+        """Refuse numbers of replicas that this machine could not hold if it were empty.
+
+        Returns:
+            Where their GPUs would be; None if no service has asked for one.
+
+        Raises:
+            ResourceError: They ask for more GPUs or memory than there is.
+        """
+        numbers = tuple(numbers)
+        self._check_memory(numbers)
+        if self._placement is None:
+            return None
+        planned = Placement(self._placement.inventory)
+        planned.place_all(
+            {name: spec.needs.gpu for spec, number in numbers for name in _names(spec, number)}
+        )
+        return planned
+
+    def _check_memory(self, numbers: Iterable[Number]) -> None:
         total = self._host.memory()
-        asked = [(spec.needs.memory, initial(spec), spec.name) for spec in app.services]
+        asked = [(spec.needs.memory, number, spec.name) for spec, number in numbers]
         wanted = sum(memory * number for memory, number, _ in asked)
         if total and wanted > total:
             parts = ", ".join(
@@ -94,9 +107,9 @@ class Budget:
                 f"{parts}; lower memory= or replicas="
             )
 
-    def _check_cores(self, app: AppSpec) -> None:
+    def _check_cores(self, numbers: Iterable[Number]) -> None:
         cores = self._host.cores()
-        asked = sum(spec.needs.cpu * initial(spec) for spec in app.services)
+        asked = sum(spec.needs.cpu * number for spec, number in numbers)
         if asked > cores:
             _log.warning("replicas ask for more cores than there are", asked=asked, cores=cores)
 
@@ -179,9 +192,9 @@ def _needed(spec: ServiceSpec, services: dict[str, ServiceSpec], seen: set[str])
             yield from _needed(services[edge.service], services, seen)
 
 
-def initial(spec: ServiceSpec) -> int:
-    """Return how many replicas a service starts with."""
-    return spec.replicas if isinstance(spec.replicas, int) else spec.replicas.start
+def _names(spec: ServiceSpec, number: int) -> Iterator[str]:
+    """Yield what replicas that have no id yet are called."""
+    return (f"{spec.name} #{n + 1}" for n in range(number))
 
 
 def _size(size: int) -> str:

@@ -129,12 +129,3 @@ class Placement:
     def _fullest_with_room(self, share: float) -> tuple[str, ...]:
         room = [id_ for id_ in self._shares if self.used(id_) + share <= 1 + _TOLERANCE]
         return (max(room, key=self.used),) if room else ()
-
-
-def allocate(inventory: Inventory, requests: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
-    """Return the devices of each replica on a machine that is empty.
-
-    Raises:
-        ResourceError: They don't all fit.
-    """
-    return Placement(inventory).place_all(requests)

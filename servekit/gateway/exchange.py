@@ -6,7 +6,7 @@ turns on one connection.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from servekit.core.call import Buffer
@@ -16,6 +16,8 @@ from servekit.wire.frames import LARGE
 
 _MAX_ROOM: Final = 8 << 20  # what a client may have reserved by a header alone
 _MIN_LEFT: Final = 32 * 1024
+_MAX_HELD: Final = 256 * 1024
+"""Bytes of a body that streams, after which its client has to wait until they are taken."""
 
 
 class Wire(Protocol):
@@ -31,6 +33,14 @@ class Wire(Protocol):
 
     async def drain(self) -> None:
         """Wait until the client reads again."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Let the client wait with the rest of its body."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Take more of the body."""
         ...
 
     def answered(self, *, keep_alive: bool) -> None:
@@ -57,6 +67,7 @@ class Exchange:
 
     Attributes:
         route: The route of its method; None if the path has no such method.
+        streams: The body goes on as it comes, so it is not collected.
         response_complete: The answer has been sent; uvicorn's name.
         disconnected: The client is gone; uvicorn's name.
         task: Ended when the client leaves.
@@ -66,6 +77,7 @@ class Exchange:
         "_body",
         "_chunked",
         "_expects",
+        "_held",
         "_http10",
         "_more",
         "_size",
@@ -79,6 +91,7 @@ class Exchange:
         "query",
         "response_complete",
         "route",
+        "streams",
         "task",
     )
 
@@ -104,8 +117,9 @@ class Exchange:
         self.keep_alive = keep_alive
         self._expects = expects
         self._body: list[Buffer] = []
-        self._size = 0
+        self._size = self._held = 0
         self._more = True
+        self.streams = False
         self._waiter: asyncio.Future[None] | None = None
         self._chunked = False
         self.response_complete = False
@@ -125,7 +139,10 @@ class Exchange:
         """
         if self.route is None or self.response_complete or not self._more:
             return None
-        length = dict(self.headers).get(b"content-length", b"")
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        if self.route.streams(headers.get(b"content-type", b"").decode("latin-1")):
+            return None
         if not length.isdigit() or len(length) > 9:
             return None
         size, here = int(length), self._size
@@ -147,8 +164,16 @@ class Exchange:
             self._size += len(data)
             if self.route is None or self._size <= self.route.max_body:
                 self._body.append(data)
+                if self.streams:
+                    self._hold(len(data))
             else:
                 self._wake()
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        if self._held > _MAX_HELD:
+            self._wire.pause_reading()
+        self._wake()
 
     def end(self) -> None:
         """Take the end of the body."""
@@ -167,11 +192,14 @@ class Exchange:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def read(self, limit: int) -> Buffer | None:
-        """Return the whole body, or None once it is larger than `limit` bytes."""
+    def _go_ahead(self) -> None:
         if self._more and self._expects:
             self._expects = False
             self._wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def read(self, limit: int) -> Buffer | None:
+        """Return the whole body, or None once it is larger than `limit` bytes."""
+        self._go_ahead()
         while self._more and self._size <= limit:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -179,6 +207,26 @@ class Exchange:
             return None
         parts = self._body
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def pieces(self) -> AsyncIterator[Buffer | None]:
+        """Yield the body as it comes, and None once it is larger than the route takes."""
+        assert self.route is not None
+        self._go_ahead()
+        while True:
+            held, self._body = self._body, []
+            if self._held > _MAX_HELD:
+                self._wire.resume_reading()
+            self._held = 0
+            for piece in held:
+                yield piece
+            if self._size > self.route.max_body:
+                yield None
+                return
+            if not self._more and not self._body:
+                return
+            if not self._body:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
 
     # -- the answer --------------------------------------------------------------------------
 
@@ -221,6 +269,11 @@ class Exchange:
         """Send a piece, not empty, once the client has read most of those before."""
         await self._wire.drain()
         if not self.disconnected:
+            self._wire.write(self._piece(data))
+
+    def interject(self, data: bytes) -> None:
+        """Send a piece now, between those of the answer."""
+        if not self.disconnected and not self.response_complete:
             self._wire.write(self._piece(data))
 
     def finish(self, data: bytes = b"") -> None:

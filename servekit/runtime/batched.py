@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from servekit.core.call import JSON, Call, Payload, Reply, now
+from servekit.core.call import EMPTY, JSON, Call, Payload, Reply, now
 from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import (
     CallError,
@@ -108,6 +108,7 @@ class Batched:
         """
         given = call.arguments
         args, kwargs = given or self._input.decode(call.payload, internal=call.internal)
+        call.payload, call.arguments = EMPTY, None
         value, waited = await self._value((*args, *kwargs.values()), context)
         if given is not None:
             return Reply(value=value, queue_s=waited)

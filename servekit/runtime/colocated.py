@@ -2,8 +2,8 @@
 
 Arguments and results are handed over as they are. The rest is as between two processes: the callee
 runs in a task and a context of its own, the caller's end (its deadline, or that it leaves) cancels the
-callee and doesn't wait for it, errors are what the wire would have made of them, and a stream is a
-bounded number of chunks ahead of its reader.
+callee and doesn't wait for it, errors are what the wire would have made of them, and a stream, in
+either direction, is a bounded number of chunks ahead of its reader.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Any
 from servekit.core.aio import Tasks
 from servekit.core.call import Call, Handler, Reply
 from servekit.errors import (
+    BadRequest,
     CallError,
     Cancelled,
     DeadlineExceeded,
@@ -52,7 +53,10 @@ class Colocated:
         if remaining is not None and remaining <= 0:
             raise DeadlineExceeded("the deadline passed before the call was sent", started=False)
         outcome: asyncio.Future[Reply] = self._loop.create_future()
+        feed = None if call.chunks is None else _Feed(self._loop, call)
         task = self._tasks.spawn(self._serve(call, outcome), context=self._context.copy())
+        if feed is not None:
+            task.add_done_callback(feed.stop)
         timer = None
         if remaining is not None:
             timer = self._loop.call_later(remaining, _expire, outcome, task)
@@ -61,6 +65,8 @@ class Colocated:
         except BaseException:
             # Not at once: a task cancelled before it began never runs, and is never counted.
             self._loop.call_soon(_cancel_once, task)
+            if feed is not None:
+                feed.stop()
             raise
         finally:
             if timer is not None:
@@ -111,6 +117,49 @@ class Colocated:
                 timer.cancel()
             if (taker := reader()) is not None:
                 taker.end(failure)
+
+
+class _Feed:
+    """A call's input: read in a task of the caller's, from when the callee asks for it.
+
+    The call's `chunks` are then what has been read.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Call) -> None:
+        assert call.chunks is not None
+        self._loop = loop
+        self._call = call
+        self._chunks = call.chunks
+        self._context = copy_context()
+        self._window = Window(loop, granted=0)
+        self._task: asyncio.Task[None] | None = None
+        self._reader = call.chunks = IncomingStream(loop, self._grant, lambda _: None, granted=0)
+
+    def _grant(self, count: int) -> None:
+        self._window.grant(count)
+        if self._task is None:
+            self._task = self._loop.create_task(self._run(), context=self._context)
+
+    def stop(self, *_: object) -> None:
+        """Stop reading: nobody wants the rest."""
+        self._reader.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            async for chunk in self._chunks:
+                await self._window.credit()
+                self._reader.push((chunk,))
+            self._reader.end()
+        except CallError as error:
+            self._reader.end(_as_sent(error, self._call))
+        except Exception as error:  # noqa: BLE001  (whoever made the chunks)
+            _log.exception("input failed", error=error, request_id=self._call.request_id)
+            self._reader.end(BadRequest("the input broke off", reason="input_failed"))
+        finally:
+            if (aclose := getattr(self._chunks, "aclose", None)) is not None:
+                await aclose()
 
 
 def _as_sent(error: BaseException, call: Call) -> CallError:

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from functools import partial
 from typing import Any, Final, Self, TypeAlias
 
-from servekit.core.call import JSON, MSGPACK, Call, Payload, Reply, now
+from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
+from servekit.runtime.inbox import inbox
 from servekit.runtime.meter import Meter
 from servekit.runtime.slots import Slots
 from servekit.runtime.threads import Threads
@@ -32,6 +33,7 @@ _log = get_logger("servekit.replica")
 def masked(error: BaseException, where: str, request_id: str) -> CallError:
     """Return what the caller may see of an exception of user code; the log gets all of it."""
     if isinstance(error, CallError):
+        error.started = True  # this call has, though one that it made may not
         return error
     _log.exception("user code raised", error=error, where=where, request_id=request_id)
     return ExecutionError(
@@ -63,6 +65,7 @@ class Endpoint:
         self._media_type = definition.media_type
         self._where = definition.where
         self._input, self._output = definition.schemas
+        self._inbound = self._input.inbound
         self._slots = slots
         self._threads = threads
         self._meter = meter
@@ -81,7 +84,13 @@ class Endpoint:
         slots = self._slots
         if slots.running >= slots.limit:
             slots.check((slots.queued + 1) * self._meter.pace.unit_s)
-        return given or self._input.decode(call.payload, internal=call.internal)
+        arguments = given or self._input.decode(call.payload, internal=call.internal)
+        # A context may outlive the call, but bodies and files must not.
+        call.payload, call.arguments = EMPTY, None
+        if self._inbound is not None:
+            chunks = inbox(self._inbound, call, is_async=self._is_async, decoded=given is not None)
+            arguments[1][self._inbound.name] = chunks
+        return arguments
 
     def _enter(self) -> bool:
         """Take a slot, if one is free."""

@@ -11,6 +11,7 @@ from typing import Any
 from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, now
 from servekit.core.context import CURRENT
 from servekit.errors import Cancelled, InvalidInput, suggest
+from servekit.runtime.outbound import outbound
 from servekit.runtime.remote import RemoteCall, RemoteStream
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition
 
@@ -163,12 +164,17 @@ class RemoteMethod:
             priority=options.priority,
             affinity_key=options.affinity_key,
         )
+        reads = endpoint.schemas[0]
+        accept = "" if self._internal else MSGPACK
         try:
+            if reads.inbound is not None:
+                (stream, kwargs), args = reads.split(args, kwargs), ()
+                form = None if self._colocated else accept
+                call.chunks = outbound(stream, reads.inbound, form)
             if self._colocated:
-                call.arguments = endpoint.schemas[0].bind(args, kwargs)
+                call.arguments = reads.bind(args, kwargs)
             else:
-                accept = "" if self._internal else MSGPACK
-                call.payload = endpoint.schemas[0].encode(args, kwargs, accept=accept)
+                call.payload = reads.encode(args, kwargs, accept=accept)
         except InvalidInput as error:
             raise TypeError(error.message) from error
         call.retries = options.retries

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from servekit.core.call import Buffer
+from servekit.spec.raw import RawError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,20 +32,11 @@ MAX_RANK = 32
 _NPY_HEADER_BYTES = 10_000
 
 
-class ArrayError(ValueError):
+class ArrayError(RawError):
     """A value isn't the array that was declared.
 
-    Args:
-        kind: Machine-readable: `"array_shape"`, `"array_dtype"`, `"array_bytes"`, `"array_type"`.
-        message: Wanted and got.
-        path: Where inside the nested lists, from the outside in.
+    Its kind is `"array_shape"`, `"array_dtype"`, `"array_bytes"` or `"array_type"`.
     """
-
-    def __init__(self, kind: str, message: str, path: Sequence[int] = ()) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.path = tuple(path)
 
 
 def layout(value: object, library: Library) -> tuple[str, tuple[int, ...]] | None:

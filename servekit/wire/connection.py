@@ -79,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._outbox = Outbox(loop)
         self._blocked: asyncio.Future[None] | None = None
-        self._caller = Caller(loop, self._outbox.send)
+        self._caller = Caller(loop, self._outbox.send, lambda: self._blocked)
         self._callee = Callee(loop, self._outbox.send, handler, own_load, lambda: self._blocked)
         self.call = self._caller.call
         self.peer = hello
@@ -225,6 +225,16 @@ class Connection(asyncio.BufferedProtocol):
             self._callee.on_cancel(id_)
         elif kind == Kind.CREDIT:
             self._callee.on_credit(id_, header)
+        elif kind == Kind.OPEN:
+            self._callee.on_open(id_, header, segments)
+        elif kind == Kind.INPUT:
+            self._callee.on_input(id_, header, segments)
+        elif kind == Kind.INPUTS:
+            self._callee.on_inputs(id_, header, segments)
+        elif kind == Kind.INPUT_END:
+            self._callee.on_input_end(id_, header)
+        elif kind == Kind.INPUT_CREDIT:
+            self._caller.on_input_credit(id_, header)
         elif kind == Kind.PING:
             self._outbox.send(encode(Kind.PONG, id_))
         elif kind == Kind.PONG:

@@ -50,7 +50,9 @@ class Kind:
     """What a frame says.
 
     The caller sends CALL, CANCEL and CREDIT; the callee REPLY, ERROR, and for a stream CHUNK (one
-    chunk of any number of segments), CHUNKS (as many chunks as segments) and END; both the rest.
+    chunk of any number of segments), CHUNKS (as many chunks as segments) and END. A call whose input
+    streams is OPEN in place of CALL; its caller sends INPUT, INPUTS and INPUT_END as the callee does
+    CHUNK, CHUNKS and END, but none before the callee's first INPUT_CREDIT. Both send the rest.
     """
 
     CALL: Final = 1
@@ -66,6 +68,11 @@ class Kind:
     PING: Final = 11
     PONG: Final = 12
     CHUNKS: Final = 13
+    OPEN: Final = 14
+    INPUT: Final = 15
+    INPUTS: Final = 16
+    INPUT_END: Final = 17
+    INPUT_CREDIT: Final = 18
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):

@@ -95,6 +95,11 @@ class Http:
         address = urlsplit(url)
         return cls(*await asyncio.open_connection(address.hostname, address.port))
 
+    @property
+    def port(self) -> int:
+        """The client's own."""
+        return self.writer.get_extra_info("sockname")[1]
+
     async def send(
         self,
         method: str,
@@ -191,6 +196,7 @@ class Running:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "SERVEKIT_RUNTIME_DIR": str(self.runtime_dir),
+                "SERVEKIT_DRAIN_DELAY_S": "0",
                 "TRACE": str(self.trace),
                 **(env or {}),
             },
@@ -235,9 +241,13 @@ class Running:
                             found[int(folder.name)] = line
         return found
 
+    def all_of(self, module: str) -> set[int]:
+        """Return the pids of the processes that run a module of the engine."""
+        return {pid for pid, line in self.processes().items() if f"engine.{module}" in line}
+
     def process(self, module: str) -> int:
         """Return the pid of the one process that runs a module of the engine."""
-        [pid] = [pid for pid, line in self.processes().items() if f"engine.{module}" in line]
+        [pid] = self.all_of(module)
         return pid
 
     def folder(self) -> Path | None:
@@ -294,6 +304,25 @@ class Running:
         """Return what the app wrote down so far."""
         return self.trace.read_text("utf-8").splitlines()
 
+    async def command(self, *words: str) -> tuple[int, str]:
+        """Run `servekit` beside it; returns the exit code and what it printed."""
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *words,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "SERVEKIT_RUNTIME_DIR": str(self.runtime_dir),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            out, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode()
+
     # -- calling -----------------------------------------------------------------------------
 
     async def call(self, method: str, path: str, **given: Any) -> Answer:
@@ -347,8 +376,11 @@ class Running:
         await until(look, "/readyz is 200")
         return self
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def send(self, number: signal.Signals, *, group: bool = False) -> None:
+        if group:
+            os.killpg(self.pid, number)
+        else:
+            self._process.send_signal(number)
 
     async def exit_code(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end, and for all that it wrote."""
@@ -415,6 +447,7 @@ class Load:
     Attributes:
         answers: By number; several for one number would be a call answered twice.
         broken: Calls whose connection broke, by number.
+        ports: The client's port that each call came by, by number.
     """
 
     def __init__(
@@ -439,6 +472,7 @@ class Load:
         self._sent = 0
         self.answers: dict[int, list[Answer]] = {}
         self.broken: dict[int, str] = {}
+        self.ports: dict[int, int] = {}
         self.hanging: list[int] = []
         self.slowest_s = 0.0
 
@@ -473,6 +507,7 @@ class Load:
         try:
             async with asyncio.timeout(self._timeout_s):
                 http = http or await Http.open(self._app.url)
+                self.ports[number] = http.port
                 body = json.dumps(self._body(number)).encode()
                 headers = {"x-request-id": f"load-{number}"}
                 answer = await http.call("POST", self._path, body=body, headers=headers)

@@ -49,25 +49,31 @@ class Root:
 APP = describe(Root)
 
 
+def numbers(app):
+    return [
+        (s, s.replicas if isinstance(s.replicas, int) else s.replicas.start) for s in app.services
+    ]
+
+
 def budget(machine=None, **settings):
     return Budget(Settings(gpus=2, **settings), machine or Machine())
 
 
 async def test_memory_that_is_not_there_is_refused_with_who_asks():
     with pytest.raises(ResourceError) as caught:
-        await budget(Machine(memory=6 * GIB)).admit(APP)
+        await budget(Machine(memory=6 * GIB)).admit(APP, numbers(APP))
     assert str(caught.value) == (
         "the app asks for 6.5 GiB of memory, and this machine has 6 GiB: "
         "Child 2 of 2 GiB, Beside 2 of 1 GiB, Root 1 of 512 MiB; lower memory= or replicas="
     )
-    await budget(Machine(memory=int(6.5 * GIB))).admit(APP)
-    await budget(Machine(memory=0)).admit(APP)
+    await budget(Machine(memory=int(6.5 * GIB))).admit(APP, numbers(APP))
+    await budget(Machine(memory=0)).admit(APP, numbers(APP))
 
 
 async def test_what_fits_together_is_placed_together(caplog):
     """In the order of their start, both thirds would go to one device, and no two thirds fit."""
     found = budget()
-    await found.admit(APP)
+    await found.admit(APP, numbers(APP))
     child, beside, root = APP.services
     assert found.place("Root-1", root) == ()
     placed = [found.place(f"Child-{n}", child) for n in range(2)]
@@ -82,7 +88,7 @@ async def test_what_fits_together_is_placed_together(caplog):
 
 async def test_gpus_that_are_not_there_are_refused():
     with pytest.raises(ResourceError, match="this machine has 1 GPU"):
-        await Budget(Settings(gpus=1), Machine()).admit(APP)
+        await Budget(Settings(gpus=1), Machine()).admit(APP, numbers(APP))
 
 
 async def test_an_app_without_gpus_does_not_wait_for_the_driver(monkeypatch):
@@ -94,22 +100,34 @@ async def test_an_app_without_gpus_does_not_wait_for_the_driver(monkeypatch):
     @sk.service
     class Plain: ...
 
-    await Budget(Settings(), Machine()).admit(describe(Plain))
+    app = describe(Plain)
+    await Budget(Settings(), Machine()).admit(app, numbers(app))
 
 
 async def test_another_revision_is_checked_but_holds_nothing():
     found = budget()
-    await found.admit(APP)
+    await found.admit(APP, numbers(APP))
     child, _, _ = APP.services
     first = [found.place(f"Child-{n}", child) for n in range(2)]
-    await found.admit(APP)
+    await found.admit(APP, numbers(APP))
     for number in range(2):
         found.release(f"Child-{number}")
     assert [found.place(f"Child-{n}", child) for n in range(2, 4)] == first
 
 
+async def test_other_numbers_are_checked_for_an_empty_machine():
+    found = budget(Machine(memory=10 * GIB))
+    await found.admit(APP, numbers(APP))
+    child, beside, root = APP.services
+    found.check([(child, 3), (beside, 1), (root, 1)])
+    with pytest.raises(ResourceError, match="asks for 10.5 GiB of memory"):
+        found.check([(child, 4), (beside, 2), (root, 1)])
+    with pytest.raises(ResourceError, match="Beside #3 asks gpu=0.7"):
+        found.check([(child, 0), (beside, 3), (root, 1)])
+
+
 async def test_cores_are_a_warning(caplog):
-    await budget(Machine(cores=2)).admit(APP)
+    await budget(Machine(cores=2)).admit(APP, numbers(APP))
     assert "more cores than there are" in caplog.text
 
 
@@ -134,7 +152,7 @@ class Loads:
 @pytest.mark.parametrize(("settings", "cores", "most"), [({}, 1, 2), ({"start_parallel": 1}, 8, 1)])
 async def test_replicas_load_in_turns(settings, cores, most, until):
     found = budget(Machine(cores=cores), **settings)
-    await found.admit(APP)
+    await found.admit(APP, numbers(APP))
     child, _, root = APP.services
     loads = Loads(found)
     loads.start("root", root)
@@ -163,7 +181,7 @@ async def test_memory_is_waited_for(until, monkeypatch, caplog):
     caplog.set_level("INFO")
     machine = Machine(available=3 * GIB)
     found = budget(machine)
-    await found.admit(APP)
+    await found.admit(APP, numbers(APP))
     child, _, _ = APP.services
     loads = Loads(found)
     loads.start("one", child)
@@ -184,7 +202,7 @@ async def test_memory_is_waited_for(until, monkeypatch, caplog):
 async def test_memory_is_not_waited_for_for_ever(until, monkeypatch):
     monkeypatch.setattr("servekit.engine.budget._LOOK_S", 0.01)
     found = budget(Machine(available=GIB), start_timeout_s=0.02)
-    await found.admit(APP)
+    await found.admit(APP, numbers(APP))
     child, _, _ = APP.services
     loads = Loads(found)
     loads.start("one", child)

@@ -76,7 +76,7 @@ class World:
 
     def __init__(self, now: float = 1000.0) -> None:
         self.loop = Loop(now)
-        self.caller = Caller(self.loop, self._sent)  # type: ignore[arg-type]
+        self.caller = Caller(self.loop, self._sent, lambda: None)  # type: ignore[arg-type]
         self.cancels: dict[int, float] = {}
         """When a call's CANCEL was sent."""
 

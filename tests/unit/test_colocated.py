@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import servekit as sk
 from servekit.core.call import Reply, now
 from servekit.errors import (
+    BadRequest,
     CallError,
     DeadlineExceeded,
     ExecutionError,
@@ -153,6 +154,31 @@ class Child:
             await asyncio.get_running_loop().create_future()
         finally:
             PROBE.closed += 1
+
+    @sk.endpoint
+    async def total(self, numbers: AsyncIterator[int], start: int = 0) -> int:
+        async for number in numbers:
+            start += number
+            PROBE.seen.append(MARK.get())
+        return start
+
+    @sk.endpoint
+    def total_sync(self, numbers: Iterator[int]) -> int:
+        return sum(numbers)
+
+    @sk.endpoint
+    async def first(self, numbers: AsyncIterator[int]) -> int:
+        return await anext(numbers)
+
+    @sk.endpoint
+    async def twice(self, numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+        async for number in numbers:
+            yield 2 * number
+
+    @sk.endpoint
+    async def deaf(self, numbers: AsyncIterator[int]) -> None:
+        PROBE.running += 1
+        await asyncio.get_running_loop().create_future()
 
     @sk.endpoint
     async def nothing(self) -> AsyncIterator[int]:
@@ -364,6 +390,75 @@ async def test_a_deadline_ends_a_stream(parent, probe, until):
         await until(lambda: probe.closed == 1)
 
 
+class Input:
+    """Numbers without end, or as many as are wanted, that take note of what is read of them."""
+
+    def __init__(self, n=10**9, error=None):
+        self.n = n
+        self.error = error
+        self.read = 0
+        self.closed = 0
+
+    async def __aiter__(self):
+        try:
+            for number in range(self.n):
+                self.read += 1
+                yield number
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.closed += 1
+
+
+@both
+async def test_input_streams(parent, until):
+    async with running(parent) as (service, _):
+        child = service.child
+        assert await child.total.remote(Input(300), start=1) == sum(range(300)) + 1
+        assert await child.total.remote(start=1, numbers=iter([1, 2])) == 4
+        assert await child.total_sync.remote(Input(300)) == sum(range(300))
+        assert [i async for i in child.twice.remote(Input(300))] == [2 * n for n in range(300)]
+        endless = Input()
+        assert await child.first.remote(endless) == 0
+        await until(lambda: endless.closed)
+        assert endless.read < 200
+        for wrong in (
+            lambda: child.total.remote(),
+            lambda: child.total.remote(5),
+            lambda: child.total.remote(Input(1), begin=1),
+        ):
+            with pytest.raises(TypeError, match=r"Child\.total|numbers"):
+                wrong()
+
+
+@both
+async def test_input_that_breaks_off(parent, caplog):
+    async with running(parent) as (service, _):
+        with pytest.raises(BadRequest) as caught:
+            await service.child.total.remote(Input(3, ValueError("secret")))
+        assert caught.value.reason == "input_failed"
+        with pytest.raises(NotFound, match="gone"):
+            await service.child.total.remote(Input(3, Gone("gone")))
+        assert "secret" in caplog.text
+
+
+@both
+async def test_input_is_read_as_it_is_asked_for_and_ends_with_the_call(parent, probe, until):
+    async with running(parent) as (service, _):
+        unread = Input()
+        with pytest.raises(DeadlineExceeded):
+            await service.child.deaf.options(timeout_s=0.1).remote(unread)
+        assert not unread.read
+        stream = service.child.twice.remote(endless := Input())
+        assert await anext(stream) == 0
+        await until(lambda: endless.read >= 128)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert endless.read < 600
+        await stream.aclose()
+        await until(lambda: endless.closed)
+
+
 @both
 async def test_calls_are_counted_under_the_childs_name(parent):
     async with running(parent) as (service, graph):
@@ -392,6 +487,12 @@ async def test_context_variables_do_not_cross_over():
         assert await service.child.marks.remote() == "nobody's"
         assert await service.child.marks() == "nobody's"
         assert MARK.get() == "the parent's"
+
+        async def numbers():
+            yield len(MARK.get())
+
+        assert await service.child.total.remote(numbers()) == len("the parent's")
+        assert PROBE.seen == ["nobody's"]
 
 
 async def test_objects_are_handed_over_as_they_are():

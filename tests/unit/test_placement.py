@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servekit.engine.placement import Device, Placement, allocate
+from servekit.engine.placement import Device, Placement
 from servekit.errors import ResourceError
 
 TWO = (Device(id="0", memory=40 * 2**30), Device(id="1", memory=40 * 2**30))
@@ -99,7 +99,12 @@ def test_a_replica_is_placed_once_and_released_any_number_of_times():
 def test_all_are_placed_the_largest_first():
     # One at a time, in this order, the second share would take the device that B needs.
     requests = {"A-0": 0.6, "A-1": 0.4, "C-0": 0.0, "B-0": 1.0}
-    assert allocate(TWO, requests) == {"A-0": ("1",), "A-1": ("1",), "C-0": (), "B-0": ("0",)}
+    assert Placement(TWO).place_all(requests) == {
+        "A-0": ("1",),
+        "A-1": ("1",),
+        "C-0": (),
+        "B-0": ("0",),
+    }
 
 
 def test_all_are_placed_or_none():

@@ -117,6 +117,27 @@ def test_the_worst_wave_moves_once_per_delay():
     assert turns <= 2 * 10
 
 
+def test_zero_has_a_delay_of_its_own():
+    """One replica goes after `idle_s`; two become one after `down_delay_s`, however short it is."""
+    quick = Service(Autoscale(min=0, max=4, down_delay_s=600, idle_s=5))
+    quick.run(30, 1)
+    assert quick.run(12, 0) == [1] * 5 + [0] * 7
+    slow = Service(Autoscale(min=0, max=4, down_delay_s=5, idle_s=200))
+    slow.run(200, 2)
+    assert slow.run(199, 0)[-1] == 1
+    assert slow.run(2, 0)[-1] == 0
+    both = Service(Autoscale(min=0, max=4, down_delay_s=300, idle_s=5))
+    both.run(200, 2)
+    assert set(both.run(200, 0)) == {2}
+
+
+def test_short_calls_between_two_ticks_keep_it_awake():
+    """None is ever on board when the scaler looks, but some were answered since it did."""
+    service = Service(Autoscale(min=0, max=4, idle_s=5))
+    assert set(service.run(300, 0, rate_per_s=0.5)) == {1}
+    assert service.run(7, 0)[-1] == 0
+
+
 def test_dead_quiet_stays_at_the_least():
     service = Service(Autoscale(min=2, max=5))
     assert set(service.run(600, 0)) == {2}

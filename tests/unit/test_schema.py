@@ -136,7 +136,7 @@ def test_keys_are_parameters():
     assert inputs.json_schema["additionalProperties"] is False
     assert output.json_schema["properties"]["text"] == {"title": "Text", "type": "string"}
     assert inputs.decode(as_json({"values": [1, 2.5]})) == ((), {"values": [1.0, 2.5]})
-    assert (inputs.binary, output.binary) == ("", "")
+    assert (inputs.form, output.form) == ("", "")
 
 
 def test_a_positional_only_parameter_is_the_body():
@@ -180,7 +180,7 @@ def test_batched_methods_have_the_schema_of_an_item():
 
     inputs, output = schemas(embed, batched="list")
     assert inputs.decode(as_json("a")) == (("a",), {})
-    assert output.binary == "array"
+    assert output.form == "array"
     inputs, output = schemas(items, batched="list")
     assert inputs.decode(as_json({"text": "a"})) == ((Doc(text="a"),), {})
     assert output.json_schema == {"type": "string"}
@@ -201,7 +201,7 @@ def test_batched_along_an_axis():
     def project(self, x: NDArray[np.float32]) -> Annotated[np.ndarray, Array["int8", "N"]]: ...
 
     inputs, output = schemas(project, batched="axis")
-    assert (inputs.binary, output.binary) == ("array", "array")
+    assert (inputs.form, output.form) == ("array", "array")
     assert inputs.decode(as_json([[1, 2]]))[0][0].shape == (1, 2)
 
 

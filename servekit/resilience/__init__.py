@@ -1,0 +1,1 @@
+"""Policies on the way of a call: limits, retries, breakers."""
