@@ -132,6 +132,10 @@ class Client:
             answer.chunks.append(await self.rest())
         return answer
 
+    async def take(self, size: int) -> bytes:
+        """Return the next bytes, whatever they are."""
+        return await self._take(size)
+
     async def rest(self) -> bytes:
         """Return what comes until the server hangs up."""
         while await self._more():

@@ -7,6 +7,8 @@ timer per connection instead of one per request.
 """
 
 import asyncio
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -28,7 +30,10 @@ _MAX_HEAD_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 10.0
 """A head must be whole after this time, and a body is looked at every so often."""
 _MIN_BYTES_PER_S: Final = 1024
-"""What a client must send of a body on average while it is looked at."""
+"""What a client must send of a body on average while it is looked at, and take of an answer."""
+_UNREAD_S: Final = 20.0
+"""A client whose answers wait is looked at every so often."""
+_RESET: Final = struct.pack("ii", 1, 0)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -70,6 +75,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.received = self._received_then = 0
         self._guard: asyncio.TimerHandle | None = None
         self.on_upgrade: Callable[[asyncio.Protocol], None] | None = None
+        # Bytes that waited for the client to read them, then.
+        self._unread_then = 0
+        self._unread_guard: asyncio.TimerHandle | None = None
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -165,7 +173,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self.cycle = None
         super().connection_lost(exc)
-        for timer in (self.timeout_keep_alive_task, self._guard):
+        for timer in (self.timeout_keep_alive_task, self._guard, self._unread_guard):
             if timer is not None:
                 timer.cancel()
 
@@ -301,9 +309,17 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._go_on()
 
+    def pause_writing(self) -> None:
+        """Take note that the client does not read."""
+        super().pause_writing()
+        self._watch_reader()
+
     def resume_writing(self) -> None:
         """Take note that the client reads again."""
         super().resume_writing()
+        if self._unread_guard is not None:
+            self._unread_guard.cancel()
+            self._unread_guard = None
         if self._held:
             self._held = False
             self._go_on()
@@ -363,6 +379,21 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(RequestTimeout(f"the body came with less than {_MIN_BYTES_PER_S} bytes/s"))
         else:
             self._watch_sender()
+
+    def _watch_reader(self) -> None:
+        self._unread_then = self.transport.get_write_buffer_size()
+        self._unread_guard = self.loop.call_later(_UNREAD_S, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """Hang up on a client that takes for ever to read its answers: nobody else can."""
+        taken = self._unread_then - self.transport.get_write_buffer_size()
+        if taken < _MIN_BYTES_PER_S * _UNREAD_S:
+            # With a reset, or the kernel would keep what it could not send for minutes.
+            if (sock := self.transport.get_extra_info("socket")) is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.abort()
+        else:
+            self._watch_reader()
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -268,6 +268,9 @@ class ArraySpec:
         if self.leading:
             return {"type": ["array", leaf], "description": str(self)}
         nested: dict[str, Any] = {"type": leaf}
+        if leaf == "integer":
+            low, high = tensor.int_range(self.dtype)
+            nested |= {"minimum": low, "maximum": high}
         for dim in reversed(self.dims):
             nested = {"type": "array", "items": nested}
             if isinstance(dim, int):

@@ -138,7 +138,7 @@ class Codec:
         else:
             # `in` would try the text as an int first, which costs more than the search.
             if document.find(b"NaN") >= 0 or document.find(b"Infinity") >= 0:
-                self._refuse_literals(document)
+                self._refuse_literals(document, payload.content_type)
             validator = self._finite or self._build_finite()
         try:
             if len(segments) > 1:
@@ -147,8 +147,8 @@ class Codec:
                 value = validator.validate_json(document or self._empty)
         except ValidationError as error:
             self._refuse(error)
-        if self._lenient and not internal and (path := body.overflow(document)) is not None:
-            self._fail("Input should be a finite number", path, "finite_number")
+        if self._lenient and not internal and body.may_overflow(document):
+            self._refuse_overflow(document, value)
         return value
 
     def segments(self, payload: Payload) -> Sequence[Buffer]:
@@ -256,12 +256,25 @@ class Codec:
 
     # ---- errors
 
-    def _refuse_literals(self, document: bytes | bytearray) -> None:
+    def _refuse_literals(self, document: bytes | bytearray, content_type: str) -> None:
+        if content_type != JSON:  # it was MessagePack, which has them
+            self._refuse_infinite(body.nonfinite(from_json(document)))
+            return
         try:
             from_json(document, allow_inf_nan=False)
         except ValueError as error:
             message = f"{self._where}: invalid JSON, which has no NaN or Infinity: {error}"
             raise self._unparsable(message, started=False) from None
+
+    def _refuse_overflow(self, document: bytes | bytearray, value: Any) -> None:
+        """Refuse `1e400`, and an int of 400 digits where it has become a float."""
+        self._refuse_infinite(body.nonfinite(from_json(document)))
+        tree = self._serializer.to_python(value, by_alias=True, warnings="none")
+        self._refuse_infinite(body.nonfinite(tree))
+
+    def _refuse_infinite(self, path: str | None) -> None:
+        if path is not None:
+            self._fail("Input should be a finite number", path, "finite_number")
 
     def _refuse_nonfinite(self, document: bytes) -> None:
         if (path := body.nonfinite(from_json(document))) is not None:

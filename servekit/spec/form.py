@@ -63,7 +63,7 @@ def _scalar(text: str, kinds: set[str]) -> Any:
         return text
     try:
         value = msgspec.json.decode(text.encode())
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return text
     nested = isinstance(value, list | dict)
     welcome = kinds & {"array", "object"} if nested else not isinstance(value, str)

@@ -10,7 +10,7 @@ from servekit.core.call import Buffer, Call, Handler, Load, Payload, Reply, now
 from servekit.errors import CallError, Cancelled, ExecutionError, Unavailable, WireError
 from servekit.observe.log import get_logger
 from servekit.wire.caller import Send
-from servekit.wire.frames import CallHeader, Kind, ReplyHeader, encode
+from servekit.wire.frames import CallHeader, Encode, Kind, ReplyHeader, encode
 from servekit.wire.payloads import encode_chunks, encode_error, read_error
 from servekit.wire.streams import IncomingStream, OutgoingStream
 
@@ -30,6 +30,9 @@ class Callee:
         handler: Answers the calls.
         own_load: Gives the figures that ride on each reply.
         blocked: Returns what to wait for while the peer does not read, else None.
+
+    Attributes:
+        encode: Makes the frames that carry payloads.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Callee:
     ) -> None:
         self._loop = loop
         self._send = send
+        self.encode: Encode = encode
         self._handler = handler
         self._own_load = own_load
         self._blocked = blocked
@@ -147,7 +151,7 @@ class Callee:
             payload = reply.payload
             if payload is not None:
                 head = payload.content_type, self._own_load(), reply.queue_s, False
-                self._send(encode(Kind.REPLY, id_, _pack(head), payload.segments))
+                self._send(self.encode(Kind.REPLY, id_, _pack(head), payload.segments))
             else:
                 await self._serve_stream(id_, reply)
         except CallError as error:
@@ -179,7 +183,7 @@ class Callee:
             await reply.aclose()
 
     def _send_chunks(self, id_: int, chunks: list[Payload]) -> None:
-        self._send(encode_chunks(Kind.CHUNK, Kind.CHUNKS, id_, chunks))
+        self._send(encode_chunks(self.encode, Kind.CHUNK, Kind.CHUNKS, id_, chunks))
 
     def _send_error(self, id_: int, error: CallError) -> None:
         self._send(encode_error(Kind.ERROR, id_, error, self._own_load()))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -12,8 +13,8 @@ import msgspec
 from servekit.core.call import Buffer, Call, Load, Payload, Reply, now
 from servekit.errors import DeadlineExceeded, PayloadTooLarge, ReplicaLost, WireError
 from servekit.wire.feed import Feed
-from servekit.wire.frames import Kind, ReplyHeader, encode
-from servekit.wire.payloads import read_error
+from servekit.wire.frames import Encode, Kind, ReplyHeader, encode
+from servekit.wire.payloads import encode_chunks, read_error
 from servekit.wire.streams import IncomingStream
 
 Send = Callable[[Sequence[Buffer]], None]
@@ -36,6 +37,7 @@ class Caller:
         blocked: Returns what to wait for while the peer does not read, else None.
 
     Attributes:
+        encode: Makes the frames that carry payloads.
         usable: New calls may be made: the peer is there, and has not said that it leaves.
         load: The peer's latest figures.
         version: Version label of the peer's service.
@@ -51,6 +53,7 @@ class Caller:
         self._loop = loop
         self._send = send
         self._blocked = blocked
+        self.encode: Encode = encode
         self._last_id = 0
         self._pending: dict[int, tuple[asyncio.Future[Reply], float | None]] = {}
         # Weak, so that a stream which its reader dropped is closed.
@@ -92,12 +95,12 @@ class Caller:
         header = _pack((remaining, payload.content_type, call))
         try:
             kind = Kind.CALL if call.chunks is None else Kind.OPEN
-            frame = encode(kind, id_, header, payload.segments)
+            frame = self.encode(kind, id_, header, payload.segments)
         except WireError as error:
             raise PayloadTooLarge(f"the call can't be sent: {error}", started=False) from error
         self._send(frame)
         if call.chunks is not None:
-            self._feeds[id_] = Feed(self._loop, self._send, id_, call, self._blocked)
+            self._feeds[id_] = Feed(self._loop, self._send, self._input, id_, call, self._blocked)
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[id_] = reply, deadline
         try:
@@ -143,7 +146,8 @@ class Caller:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._sweep_at = when
-        self._sweeper = self._loop.call_later(after_s, self._expire)
+        # In a context of its own: that of a call would keep the call's arrays until then.
+        self._sweeper = self._loop.call_later(after_s, self._expire, context=Context())
 
     def _expire(self) -> None:
         self._sweep_at, self._sweeper = inf, None
@@ -234,6 +238,9 @@ class Caller:
 
     def _grant(self, id_: int, count: int) -> None:
         self._send(encode(Kind.CREDIT, id_, _pack(count)))
+
+    def _input(self, id_: int, chunks: list[Payload]) -> list[Buffer]:
+        return encode_chunks(self.encode, Kind.INPUT, Kind.INPUTS, id_, chunks)
 
     def _stop_feed(self, id_: int) -> None:
         if (feed := self._feeds.pop(id_, None)) is not None:

@@ -7,11 +7,11 @@ sent to another replica with all of its input.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from servekit.core.call import Buffer, Call
+from servekit.core.call import Buffer, Call, Payload
 from servekit.errors import BadRequest, CallError
 from servekit.observe.log import get_logger
 from servekit.wire.frames import Kind, encode
-from servekit.wire.payloads import encode_chunks, encode_error
+from servekit.wire.payloads import encode_error
 from servekit.wire.streams import OutgoingStream
 
 _log = get_logger("servekit.wire")
@@ -23,6 +23,7 @@ class Feed:
     Args:
         loop: The loop it belongs to.
         send: Takes the buffers of a frame.
+        frame: Makes the frame of chunks that leave together.
         id_: Of the call on its connection.
         call: Its `chunks` are sent.
         blocked: Returns what to wait for while the peer does not read, else None.
@@ -32,6 +33,7 @@ class Feed:
         self,
         loop: asyncio.AbstractEventLoop,
         send: Callable[[Sequence[Buffer]], None],
+        frame: Callable[[int, list[Payload]], list[Buffer]],
         id_: int,
         call: Call,
         blocked: Callable[[], asyncio.Future[None] | None],
@@ -42,11 +44,7 @@ class Feed:
         self._call = call
         self._blocked = blocked
         self._task: asyncio.Task[None] | None = None
-        self._window = OutgoingStream(
-            loop,
-            lambda chunks: send(encode_chunks(Kind.INPUT, Kind.INPUTS, id_, chunks)),
-            granted=0,
-        )
+        self._window = OutgoingStream(loop, lambda chunks: send(frame(id_, chunks)), granted=0)
 
     def grant(self, count: int) -> None:
         """Take note that the peer wants `count` more chunks; the first time, begin."""

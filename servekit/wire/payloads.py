@@ -7,15 +7,24 @@ import msgspec
 
 from servekit.core.call import Buffer, Load, Payload
 from servekit.errors import CallError, call_error
-from servekit.wire.frames import ErrorHeader, encode
+from servekit.wire.frames import Encode, ErrorHeader, encode
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_error = msgspec.msgpack.Decoder(ErrorHeader).decode
 _NO_LOAD: Final = Load()
 
 
-def encode_chunks(one: int, many: int, id_: int, chunks: Sequence[Payload]) -> list[Buffer]:
+def encode_chunks(
+    encode: Encode, one: int, many: int, id_: int, chunks: Sequence[Payload]
+) -> list[Buffer]:
     """Return the frame of chunks that leave together, of the kind `one` if it is only one.
+
+    Args:
+        encode: Makes the frame.
+        one: Kind of a frame with one chunk of any number of segments.
+        many: Kind of a frame with as many chunks as segments.
+        id_: Of the call.
+        chunks: Not empty.
 
     Raises:
         WireError: They are too large for a frame.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flow.harness import Http, Load, alive, serving, show, until
+from tests.flow.harness import Http, alive, serving, show, until
+from tests.flow.load import Load
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
 

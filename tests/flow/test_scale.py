@@ -2,7 +2,8 @@
 
 import json
 
-from tests.flow.harness import Load, serving, until
+from tests.flow.harness import serving, until
+from tests.flow.load import Load
 
 
 async def test_other_numbers_under_load():

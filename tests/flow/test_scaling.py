@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.flow.harness import Http, Load, serving, until
+from tests.flow.harness import Http, serving, until
+from tests.flow.load import Load
 
 
 async def asleep(app, service: str = "Sleeper") -> bool:
@@ -22,7 +23,7 @@ async def test_grows_under_load_and_comes_back():
 
             await until(grown, "there are three replicas")
             await load.goes_on(100)
-            spread = {a.headers["x-servekit-replica"] for [a] in load.answers.values()}
+            spread = {a.replica for [a] in load.answers.values()}
             assert len(spread) == 3
         async with Load(app, "/quick", rate=10, right=lambda _, value: value == "quick") as few:
 

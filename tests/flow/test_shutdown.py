@@ -139,12 +139,12 @@ async def test_who_keeps_asking_gets_answers_until_there_is_no_port():
     """During the delay new connections are answered with 200 only; then they are refused."""
     async with serving("slow.py:Slow", options=("--drain-delay-s", "1.5", *TWO)) as app:
         app.send(signal.SIGTERM)
-        statuses = []
+        statuses, began = [], time.monotonic()
         with contextlib.suppress(OSError, EOFError):
             while True:
                 statuses.append((await app.post("/later", {"seconds": 0})).status)
         assert set(statuses) == {200}
-        assert len(statuses) > 20
+        assert time.monotonic() - began > 1.4
         with pytest.raises(OSError, match="Connect call failed"):
             await Http.open(app.url)
         assert await app.exit_code() == 0

@@ -45,7 +45,9 @@ class Loop:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+    def call_later(
+        self, delay: float, callback: Callable[[], None], *, context: object = None
+    ) -> Timer:
         timer = Timer(self.now + delay, callback)
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer

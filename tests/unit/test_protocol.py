@@ -8,13 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from servekit.core.call import BINARY, Payload
+from servekit.core.call import BINARY, Payload, Reply
 from tests.door import (
     HEAD,
     Client,
     Door,
     bytes_of,
     chunked,
+    chunks,
     get,
     head,
     loop,  # noqa: F401  (each test runs on either loop)
@@ -596,6 +597,33 @@ async def test_a_client_that_is_kept_waiting_is_not_blamed_for_it(until):
         door.go_on.set()
         assert (await client.answer()).body == b"1" * 100
         assert (await client.answer()).body == b"2" * 100
+
+
+@pytest.mark.parametrize("kind", ["whole", "many", "stream"])
+async def test_a_client_that_does_not_read_is_hung_up_on(until, kind):
+    """One that is slow is not: it has read its 20 KiB whenever it is looked at."""
+    async with Door() as door:
+        client, clock = await watched(door)
+        answer = bytes_of(16 << 20)
+        if kind == "stream":
+            door.stream = chunks(*[answer[:100_000]] * 160)
+            await client.send(post(b"12", "/tokens"))
+        else:
+            size = len(answer) if kind == "whole" else 200_000
+            door.reply = Reply(Payload(BINARY, (answer[:size],)))
+            await client.send(post(b"1") * (len(answer) // size))
+        flow = client.protocol.flow
+        await until(lambda: flow.write_paused)
+        for _ in range(3):
+            left = client.protocol.transport.get_write_buffer_size()
+            await client.take(1 << 20)
+            await until(lambda left=left: client.protocol.transport.get_write_buffer_size() != left)
+            await until(lambda: flow.write_paused)
+            clock.go(19.9)
+            assert not client.protocol.transport.is_closing()
+        clock.go(40.1)
+        await until(lambda: not door.state.connections)
+        assert len(await client.rest()) < len(answer) // 2
 
 
 async def test_a_client_that_goes_on_sending_what_was_refused_is_hung_up_on(until):

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from servekit.engine.scaler import PANIC_S, STABLE_S, Scaler
 from servekit.spec.policy import Autoscale
+from tests.examples import examples
 
 
 class Service:
@@ -340,11 +341,13 @@ class ScalerMachine(RuleBasedStateMachine):
             assert self.policy.min <= self.desired <= self.policy.max
 
 
-ScalerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
+ScalerMachine.TestCase.settings = settings(
+    max_examples=examples(30), stateful_step_count=12, deadline=None
+)
 TestScalerMachine = ScalerMachine.TestCase
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), min_size=1, max_size=60),
     st.floats(0, 10),

@@ -38,6 +38,7 @@ from servekit.spec.item import Item, ItemError
 from servekit.spec.schema import endpoint_schemas
 from servekit.spec.segment import KEY
 from servekit.spec.tensor import ITEM_BYTES, write_npy
+from tests.examples import examples
 
 T = TypeVar("T")
 Image = Array["float32", "N 3"]
@@ -849,7 +850,7 @@ for index, (hint, values) in enumerate(CASES):
 
 @pytest.mark.parametrize(("inputs", "output", "values"), CASES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_between_services_nothing_changes(inputs, output, values, data):
     value = data.draw(values)
     payload = inputs.encode((value,), {})
@@ -872,7 +873,7 @@ FUZZED = [body_of(hint) for hint in (Image, bytes, Any, Row, dict[str, list[Imag
     st.lists(st.binary(max_size=24), max_size=2),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
 def test_only_call_errors_come_out(pair, content_type, document, segments, internal):
     inputs, output = pair

@@ -39,6 +39,11 @@ class Sleeper:
         await asyncio.sleep(seconds)
         return "held"
 
+    @sk.endpoint(max_concurrency=1)
+    def nap(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "napped"
+
 
 @sk.service
 class Front:
@@ -49,6 +54,9 @@ class Front:
         return await self.sleeper.ask.remote(x)
 
     @sk.endpoint
+    async def nap(self, seconds: float) -> str:
+        return await self.sleeper.nap.remote(seconds)
+
     async def hold(self, seconds: float) -> str:
         return await self.sleeper.hold.remote(seconds)
 
