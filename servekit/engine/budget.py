@@ -198,4 +198,4 @@ def _names(spec: ServiceSpec, number: int) -> Iterator[str]:
 
 
 def _size(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+    return f"{round(size / 2**30, 1):g} GiB" if size >= 2**30 else f"{round(size / 2**20):g} MiB"
