@@ -31,6 +31,7 @@ class StartReplica(msgspec.Struct, frozen=True):
         search_path: Folders that go to the front of `sys.path`.
         address: Where to listen.
         folder: The app's private folder.
+        table: As it is when the process takes the order.
     """
 
     spec: ServiceSpec
@@ -38,7 +39,7 @@ class StartReplica(msgspec.Struct, frozen=True):
     search_path: tuple[str, ...]
     address: str
     folder: str
-    table: Table
+    table: Table = Table()
 
 
 class StartGateway(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -116,17 +116,21 @@ class Process:
     async def ask(
         self,
         verb: str,
-        body: msgspec.Struct | None = None,
+        body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None,
         *,
         answer: type[T],
         timeout_s: float | None = None,
     ) -> T:
-        """Ask the child something; see `control.ask`."""
+        """Ask the child something; see `control.ask`.
+
+        A body that is a function is made when the child has greeted, so that it is no older.
+        """
         try:
             await self._connection.greeted()
         except WireError as error:
             raise ReplicaLost(f"{self.name} ended: {error}", started=False) from error
-        return await ask(self._connection, verb, body, answer=answer, timeout_s=timeout_s)
+        made = body() if callable(body) else body
+        return await ask(self._connection, verb, made, answer=answer, timeout_s=timeout_s)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child and what it started; none when it has ended."""

@@ -242,11 +242,12 @@ class Supervisor:
             search_path=self._search_path,
             address=f"unix:{self._folder}/{self._last_replica}.sock",
             folder=str(self._folder),
-            table=self._table(),
         )
         env = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         try:
-            member = await spawn(order, verbs=self._verbs(), env=self._env() | env)
+            member = await spawn(
+                order, verbs=self._verbs(), env=self._env() | env, table=self._table
+            )
         except BaseException:
             self._budget.release(replica)
             raise
