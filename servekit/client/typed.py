@@ -14,6 +14,7 @@ from servekit.client.exchange import answer
 from servekit.client.request import Outgoing, with_query
 from servekit.core.background import ThreadLoop, background_loop
 from servekit.core.call import EVENT_STREAM, MSGPACK, Call, Payload, Reply
+from servekit.errors import ServekitError
 from servekit.observe.log import get_logger
 from servekit.runtime.handle import Options, ServiceHandle
 from servekit.spec.definition import ServiceDefinition, definition
@@ -136,6 +137,11 @@ class HttpHandler:
         Raises:
             CallError: As the server raised it, or because it was not reached.
         """
+        if call.chunks is not None:
+            raise ServekitError(
+                f"{call.endpoint}: its input streams, which sk.connect does not do yet; open a "
+                "WebSocket to its path"
+            )
         method, path, streams = self._routes[call.endpoint]
         headers = {
             "accept": EVENT_STREAM if streams else MSGPACK,

@@ -140,12 +140,11 @@ class Pool:
     def resize(self, policy: int | Autoscale) -> None:
         """Want this many replicas from now on."""
         self.policy = policy
-        self.desired = self.within(policy)
         self._scaler = None
         if isinstance(policy, Autoscale):
             target = policy.target_ongoing or default_target(self.spec)
             self._scaler = Scaler(policy, target=target)
-        self._wake.set()
+        self._want(self.within(policy))
 
     def scale(self, time: float) -> None:
         """Let the load decide about the number, where the service says so."""
@@ -162,14 +161,20 @@ class Pool:
         )
         if wanted != self.desired:
             _log.info("scaling", service=self.spec.name, replicas=len(alive), to=wanted)
-            self.desired = wanted
-            self._wake.set()
+            self._want(wanted)
 
     def wake(self, time: float) -> None:
         """Start a replica for the first call of a sleeping service."""
         if self._scaler is not None and not self.desired:
-            self.desired = self._scaler.wake(time)
-            self._wake.set()
+            self._want(self._scaler.wake(time))
+
+    def _want(self, count: int) -> None:
+        self.desired = count
+        if not count:
+            # What sleeps is tried anew by its next call: were it down, none would ever wake it.
+            self._failures, self._retry_at = 0, 0.0
+        self._wake.set()
+        self._changed()
 
     # -- is ----------------------------------------------------------------------------------
 
@@ -184,8 +189,7 @@ class Pool:
         ready = tuple(m.target for m in self.members if m.state is State.READY)
         if ready:
             return ServiceTargets(ready, "up")
-        # One that sleeps is tried again by its first call, even if it failed before.
-        if self.desired and self._failures >= _DOWN_AFTER:
+        if self._failures >= _DOWN_AFTER:
             return ServiceTargets((), "down", max(1.0, self._retry_at - now()))
         return ServiceTargets((), "starting" if self.desired else "asleep")
 

@@ -121,7 +121,7 @@ class Exchange:
         self._more = True
         self.streams = False
         self._waiter: asyncio.Future[None] | None = None
-        self._chunked = False
+        self._chunked: bool | None = None
         self.response_complete = False
         self.disconnected = False
         self.task: asyncio.Task[Any] | None = None
@@ -253,6 +253,11 @@ class Exchange:
             self._wire.write(b"".join((start, head, close, length)))
             self._wire.write(body)
         self._complete()
+
+    @property
+    def begun(self) -> bool:
+        """Return whether an answer of many pieces is on its way."""
+        return self._chunked is not None
 
     def begin(self, head: bytes) -> None:
         """Start an answer of many pieces; its status is 200."""

@@ -92,11 +92,13 @@ class Gateway:
                 route.shed(error.reason)
             send_error(exchange, error, request_id or request_id_of(exchange.headers))
         except asyncio.CancelledError:
+            cut = cut_off()
+            code = cut.status
             if exchange.disconnected:
                 code = Cancelled.status  # nobody is there to see an answer
+            elif exchange.begun:
+                exchange.abort()
             else:
-                cut = cut_off()
-                code = cut.status
                 send_error(exchange, cut, request_id or request_id_of(exchange.headers))
         except Exception:  # noqa: BLE001  (the last boundary before the client)
             _log.exception("request failed", request_id=request_id, path=route.path)

@@ -155,6 +155,8 @@ def _services(document: dict[str, Any]) -> list[_Service]:
             name = str(facts["service"])
             if operation["operationId"] == f"{name}.{facts['endpoint']}.batch":
                 continue  # a list of what the endpoint itself takes
+            if JSON not in operation.get("requestBody", {}).get("content", {JSON: None}):
+                continue  # its input streams, which `connect` does not do
             if name not in found:
                 cls = free_name(
                     identifier(name, capital=True), {other.cls for other in found.values()}

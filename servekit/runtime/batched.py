@@ -25,6 +25,7 @@ from servekit.observe.families import Families
 from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Refuse
 from servekit.runtime.collate import cut, glue, join, split
 from servekit.runtime.endpoints import masked
+from servekit.runtime.form import drop
 from servekit.runtime.meter import Meter
 from servekit.runtime.queue import Entry
 from servekit.runtime.threads import Threads
@@ -107,7 +108,11 @@ class Batched:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
         given = call.arguments
-        args, kwargs = given or self._input.decode(call.payload, internal=call.internal)
+        try:
+            args, kwargs = given or self._input.decode(call.payload, internal=call.internal)
+        except CallError:
+            drop(call)
+            raise
         call.payload, call.arguments = EMPTY, None
         value, waited = await self._value((*args, *kwargs.values()), context)
         if given is not None:

@@ -15,6 +15,7 @@ from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
+from servekit.runtime.form import drop
 from servekit.runtime.inbox import inbox
 from servekit.runtime.meter import Meter
 from servekit.runtime.slots import Slots
@@ -82,9 +83,13 @@ class Endpoint:
     def _decode(self, call: Call, given: Arguments | None) -> Arguments:
         """Decode a call that there is room for, unless it brought its arguments as they are."""
         slots = self._slots
-        if slots.running >= slots.limit:
-            slots.check((slots.queued + 1) * self._meter.pace.unit_s)
-        arguments = given or self._input.decode(call.payload, internal=call.internal)
+        try:
+            if slots.running >= slots.limit:
+                slots.check((slots.queued + 1) * self._meter.pace.unit_s)
+            arguments = given or self._input.decode(call.payload, internal=call.internal)
+        except CallError:
+            drop(call)
+            raise
         # A context may outlive the call, but bodies and files must not.
         call.payload, call.arguments = EMPTY, None
         if self._inbound is not None:

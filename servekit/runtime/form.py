@@ -48,3 +48,10 @@ async def _spool(chunks: AsyncIterator[Payload]) -> Any:
         file.close()
         raise
     return file
+
+
+def drop(call: Call) -> None:
+    """Close the files of a call whose arguments were refused: nobody else will."""
+    for segment in call.payload.segments:
+        if isinstance(segment, File):
+            segment.close()

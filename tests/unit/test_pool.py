@@ -69,15 +69,20 @@ class Stage:
         self.spec = ServiceSpec(name="S", target="app:S", replicas=replicas)
         self.replicas: list[Replica] = []
         self.refusal: Exception | None = None
+        self.published: list[str] = []
         self.turns = asyncio.Semaphore(1000)
         self.pool = Pool(
             self.spec,
             self._spawn,  # type: ignore[arg-type]
-            lambda: None,
+            self._publish,
             self._turn,
             drain_s=9.0,
             start_timeout_s=9.0,
         )
+
+    def _publish(self) -> None:
+        if hasattr(self, "pool"):
+            self.published.append(self.pool.targets().state)
 
     @contextlib.asynccontextmanager
     async def _turn(self, _: ServiceSpec) -> AsyncIterator[None]:
@@ -298,11 +303,12 @@ async def test_a_service_that_failed_and_sleeps_is_woken_by_a_call(until):
     for tick in range(3):
         stage.pool.scale(1000.0 + tick)
     assert stage.pool.desired == 0
-    assert stage.pool.targets().state == "asleep"
-    stage.pool.wake(1010.0)
-    assert stage.pool.targets().state == "down"
+    assert stage.published[-1] == "asleep"
+    await settle()
     woken = len(stage.replicas)
-    await until(lambda: not stage.replicas[-1].loaded.done() or len(stage.replicas) > woken)
+    stage.pool.wake(1010.0)
+    assert stage.published[-1] == "starting"  # so the call waits
+    await until(lambda: len(stage.replicas) > woken)
     stage.load()
     await until(lambda: stage.pool.targets().state == "up")
     await stage.close()

@@ -243,6 +243,34 @@ async def test_a_stream_that_is_cut_off_says_so(until, raw):
             assert b'"shutdown"' in events[-2]
 
 
+async def test_a_stream_that_is_cut_off_while_it_closes_has_no_second_answer(until):
+    async with Door() as door:
+        door.stream = Reluctant()
+        client = await door.connect()
+        await client.send(post(b"1", "/tokens"))
+        await until(lambda: door.stream.closing)
+        door.cut()
+        rest = await client.rest()
+        assert rest.count(b"HTTP/1.1") == 1
+        assert not rest.endswith(b"0\r\n\r\n")
+
+
+class Reluctant:
+    """A stream that ends, and whose close does not."""
+
+    closing = False
+
+    def __aiter__(self) -> "Reluctant":
+        return self
+
+    async def __anext__(self) -> Payload:
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closing = True
+        await asyncio.get_running_loop().create_future()
+
+
 async def endless() -> AsyncIterator[Payload]:
     yield Payload(BINARY, (b"1",))
     await asyncio.get_running_loop().create_future()

@@ -227,6 +227,30 @@ async def test_the_chunks_of_a_stream_are_shared():
         assert lent(server) == 0
 
 
+async def test_the_chunks_of_an_input_are_shared():
+    sent = [an_array(LARGE, seed) for seed in range(3)] + [b"small"]
+
+    async def chunks() -> AsyncIterator[Payload]:
+        for chunk in sent:
+            yield Payload(BINARY, (chunk,))
+
+    got: list[tuple[bytes, bool]] = []
+
+    async def handler(call: Call) -> Reply:
+        if call.chunks is not None:
+            async for chunk in call.chunks:
+                got.append((bytes(chunk.segments[0]), is_shared(chunk.segments[0])))
+        return Reply(call.payload)
+
+    async with sharing_both_ways(handler) as (client, _):
+        call = a_call()
+        call.chunks = chunks()
+        await client.call(call)
+        assert got == [*((chunk, True) for chunk in sent[:3]), (b"small", False)]
+        await client.ping()
+        assert lent(client) == 0
+
+
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_both_kinds_of_loop(new_loop):
     async def main() -> None:
@@ -616,7 +640,7 @@ async def test_a_frame_that_names_what_is_not_there_ends_its_connection(kind, se
         frame(SHARED | Kind.CALL, 1, CALL, [pack([[1, 10]])]),
         frame(SHARED, 0),
         frame(SHARED | Kind.ARENA, 0, b"", [pack([])]),
-        frame(16),
+        frame(99),
         frame(255),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import keyword
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -347,3 +348,19 @@ def test_it_leaves_numpy_alone_where_there_are_no_arrays():
         [sys.executable, "-c", script], input=text, capture_output=True, check=True
     )
     assert done.stdout == b"False\n"
+
+
+def test_an_endpoint_whose_input_streams_is_left_out():
+    @sk.service
+    class Live:
+        @sk.endpoint
+        async def total(self, numbers: AsyncIterator[int]) -> int:
+            return 0
+
+        @sk.endpoint
+        def plain(self, n: int) -> int:
+            return n
+
+    text = write(document(describe(Live)))
+    assert "def plain" in text
+    assert "total" not in text

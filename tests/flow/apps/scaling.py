@@ -25,7 +25,7 @@ class Grows:
 
 
 @sk.service(
-    replicas=sk.Autoscale(min=0, max=2, target_ongoing=4, down_delay_s=600.0, idle_s=1.0),
+    replicas=sk.Autoscale(min=0, max=1, down_delay_s=600.0, idle_s=1.0),
     limits=sk.Limits(max_ongoing=1),
 )
 class Sleeper:
