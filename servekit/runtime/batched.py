@@ -113,9 +113,10 @@ class Batched:
         except CallError:
             drop(call)
             raise
-        call.payload, call.arguments = EMPTY, None
+        call.payload = EMPTY
         value, waited = await self._value((*args, *kwargs.values()), context)
         if given is not None:
+            call.arguments = None
             return Reply(value=value, queue_s=waited)
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
         return Reply(payload, queue_s=waited)

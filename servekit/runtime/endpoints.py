@@ -91,7 +91,10 @@ class Endpoint:
             drop(call)
             raise
         # A context may outlive the call, but bodies and files must not.
-        call.payload, call.arguments = EMPTY, None
+        if given is None:
+            call.payload = EMPTY
+        else:
+            call.arguments = None
         if self._inbound is not None:
             chunks = inbox(self._inbound, call, is_async=self._is_async, decoded=given is not None)
             arguments[1][self._inbound.name] = chunks

@@ -66,6 +66,10 @@ class Scope(Protocol):
         """Return what a name stands for."""
         ...
 
+    def is_inert(self, statement: Statement) -> bool:
+        """Return `is_inert` of one of the module's statements; False while that is being asked."""
+        ...
+
 
 def builtin(name: str) -> Meaning:
     """Return the meaning of a name that no module binds."""
@@ -148,8 +152,7 @@ def _ignores_subclasses(node: ast.expr, scope: Scope) -> bool:
         isinstance(node, ast.Name)
         and isinstance(found, ast.ClassDef)
         and not _ON_SUBCLASS & set(_methods(found))
-        and meaning.scope is not None
-        and is_inert(found, meaning.scope)
+        and _is_made_inertly(meaning)
     )
 
 
@@ -195,7 +198,7 @@ def _runs_inert(meaning: Meaning, *, again: bool = False) -> bool:
     if scope is None:
         return False
     if isinstance(found, ast.ClassDef):
-        return not _CONSTRUCTORS & set(_methods(found)) and is_inert(found, scope)
+        return not _CONSTRUCTORS & set(_methods(found)) and _is_made_inertly(meaning)
     return isinstance(found, ast.FunctionDef) and _makes_function(found, scope, again=again)
 
 
@@ -231,6 +234,11 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_made_inertly(meaning: Meaning) -> bool:
+    scope, statement = meaning.scope, meaning.statement
+    return scope is not None and statement is not None and scope.is_inert(statement)
 
 
 def _own(meaning: Meaning) -> ast.stmt | None:

@@ -14,10 +14,13 @@ runs old code.
 import ast
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from servekit.spec.inert import Meaning, builtin, is_inert
 from servekit.spec.module import Module, Reach, Statement, annotations, names_in, parse
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Source(NamedTuple):
@@ -73,9 +76,7 @@ class Sources:
     def is_inert(self, module: Module, statement: Statement) -> bool:
         """Return whether a statement matters only to what names it."""
         if statement not in self._inert:
-            self._inert[statement] = (
-                False  # while it is looked at: what goes in circles isn't plain
-            )
+            self._inert[statement] = False  # what goes in circles isn't plain
             self._inert[statement] = is_inert(statement.node, _Names(self, module))
         return self._inert[statement]
 
@@ -106,41 +107,44 @@ class _Names:
         self._sources = sources
         self.module = module
 
-    def meaning(self, name: str) -> Meaning:
-        binders = self.module.binders.get(name, [])
-        if not binders:
-            return Meaning("unknown") if self.module.is_open else builtin(name)
-        if len(binders) > 1:
-            return Meaning("unknown")
-        (statement,) = binders
-        if isinstance(statement.node, ast.Import | ast.ImportFrom):
-            return self._imported(statement)
-        definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        is_code = isinstance(statement.node, definition)
-        return Meaning("code" if is_code else "data", statement=statement, scope=self)
+    def is_inert(self, statement: Statement) -> bool:
+        return self._sources.is_inert(self.module, statement)
 
-    def _imported(self, statement: Statement) -> Meaning:
-        target = statement.imports[0]
-        found = self._sources.read(target.module)
-        if found is None:
-            return Meaning("installed", package=target.module.partition(".")[0])
-        if not isinstance(found, Module) or target.name not in found.binders:
-            return Meaning("unknown")
-        if found is self.module:
-            return Meaning("unknown")
-        return _Names(self._sources, found).meaning(target.name)
+    def meaning(self, name: str) -> Meaning:
+        module: Module | bytes | None = self.module
+        followed: set[Statement] = set()
+        while isinstance(module, Module):
+            binders = module.binders.get(name, [])
+            if not binders and not module.is_open and not followed:
+                return builtin(name)
+            if len(binders) != 1 or binders[0] in followed:
+                break
+            (statement,) = binders
+            if not isinstance(statement.node, ast.Import | ast.ImportFrom):
+                is_code = isinstance(statement.node, _DEFINITIONS)
+                scope = _Names(self._sources, module)
+                return Meaning("code" if is_code else "data", statement=statement, scope=scope)
+            followed.add(statement)
+            target = statement.imports[0]
+            name, module = target.name, self._sources.read(target.module)
+            if module is None:
+                return Meaning("installed", package=target.module.partition(".")[0])
+        return Meaning("unknown")
 
 
 class _Walk:
-    """One walk over all that a class reaches."""
+    """One walk over all that a class reaches, one step after another: programs are deep."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._statements: dict[str, set[Statement]] = {}
         self._parts: set[tuple[str, str]] = set()
-        self._done: set[tuple[str, str, str]] = set()
+        self._seen: set[tuple[str, ...]] = set()
+        self._todo: list[Callable[[], None]] = []
 
     def digest(self) -> str:
+        while self._todo:
+            self._todo.pop()()
         digest = hashlib.sha256()
         for name, taken in sorted(self._statements.items()):
             module = self._sources.read(name)
@@ -152,14 +156,13 @@ class _Walk:
             digest.update(f"{name}\0{text}\0".encode())
         return digest.hexdigest()[:12]
 
-    def _is_new(self, kind: str, module: str, name: str = "") -> bool:
-        key = (kind, module, name)
-        if key in self._done:
-            return False
-        self._done.add(key)
-        return True
+    def _once(self, step: Callable[..., None], *names: str) -> None:
+        """Take a step later, unless it was taken or is to be taken."""
+        if (key := (step.__name__, *names)) not in self._seen:
+            self._seen.add(key)
+            self._todo.append(partial(step, *names))
 
-    def _module(self, name: str) -> Module | None:
+    def _read(self, name: str) -> Module | None:
         found = self._sources.read(name)
         if isinstance(found, bytes):
             self._parts.add((name, hashlib.sha256(found).hexdigest()))
@@ -170,12 +173,21 @@ class _Walk:
 
     def module(self, name: str) -> None:
         """Take what importing a module does, apart from binding names."""
-        if not self._is_new("module", name):
-            return
+        self._once(self._module, name)
+
+    def name(self, module: str, name: str) -> None:
+        """Take what a module binds to a name."""
+        self._once(self._name, module, name)
+
+    def whole(self, module: str) -> None:
+        """Take all of a module."""
+        self._once(self._whole, module)
+
+    def _module(self, name: str) -> None:
         package = name.rpartition(".")[0]
         if package:
             self.module(package)
-        found = self._module(name)
+        found = self._read(name)
         if found is None:
             return
         for statement in found.statements:
@@ -190,11 +202,8 @@ class _Walk:
             if target.name:
                 self.module(f"{target.module}.{target.name}")  # if that is one
 
-    def name(self, module: str, name: str) -> None:
-        """Take what a module binds to a name."""
-        if not self._is_new("name", module, name):
-            return
-        found = self._module(module)
+    def _name(self, module: str, name: str) -> None:
+        found = self._read(module)
         if found is None:
             return
         if found.is_open or name not in found.binders:
@@ -202,12 +211,9 @@ class _Walk:
         for statement in found.binders.get(name, []):
             self._take(found, statement)
 
-    def whole(self, module: str) -> None:
-        """Take all of a module."""
-        if not self._is_new("whole", module):
-            return
+    def _whole(self, module: str) -> None:
         self.module(module)
-        found = self._module(module)
+        found = self._read(module)
         if found is not None:
             for statement in found.statements:
                 self._take(found, statement)
@@ -231,7 +237,7 @@ class _Walk:
                 self.whole(name)
 
     def _import(self, module: str, name: str) -> None:
-        found = self._module(module)
+        found = self._read(module)
         if name and found is not None and name in found.binders:
             self.name(module, name)
         elif name and self._sources.read(f"{module}.{name}") is not None:
@@ -242,7 +248,7 @@ class _Walk:
     def _package(self, module: str) -> None:
         """Take a module that can be looked into, with those below it, whoever imports them."""
         self.whole(module)
-        found = self._module(module)
+        found = self._read(module)
         if found is not None and found.package == module:
             for name in self._sources.everything():
                 if name.startswith(f"{module}."):
@@ -259,8 +265,10 @@ class _Walk:
             self.name(module.name, name)
 
     def _types(self, scope: Module, node: ast.ClassDef) -> None:
-        if not self._is_new("types", scope.name, node.name):
+        key = ("types", scope.name, node.name)
+        if key in self._seen:
             return
+        self._seen.add(key)
         for method in node.body:
             if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.decorator_list:
                 self._parts.add((f"{scope.name}.{node.name}", _signature(method)))

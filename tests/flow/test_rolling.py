@@ -130,7 +130,11 @@ async def test_only_what_runs_the_edited_code_is_replaced(tmp_path):
             rolls = app.text.count("reloaded")
             file.write_text(text)
             await until(lambda: app.text.count("reloaded") > rolls, "it is reloaded")
-            assert (await app.post("/ask")).json == answer
+
+            async def answers():
+                return (await app.post("/ask")).json == answer
+
+            await until(answers, "the new code answers")
 
             async def alone():
                 both = [await app.replicas(name) for name in ("Root", "Apart")]

@@ -544,6 +544,40 @@ def test_imports_in_circles_end():
     assert changed(text, ("or 1", "or 2")) == {"A"}
 
 
+def test_a_circle_that_could_not_be_imported_is_still_read():
+    text = """
+    --- app
+    import servekit as sk
+    from left import x, Base
+    class Own(Base): ...
+    made = x()
+    @x
+    @sk.service
+    class A(Own):
+        def run(self):
+            return x
+    --- left
+    from right import x, Base
+    class Above(Base): ...
+    --- right
+    from left import x
+    from app import Own
+    class Base(Own): ...
+    class Me(Me): one = Me()
+    @deco
+    def deco(fn):
+        return fn
+    """
+    assert changed(text, ("class Above(Base): ...", "class Above(Base): pass")) <= {"A"}
+
+
+def test_programs_may_be_deep():
+    chain = "".join(f"def f{n}():\n    return f{n + 1}()\n" for n in range(3000))
+    service = "import servekit as sk\n@sk.service\nclass A:\n    def run(self): return f0()\n"
+    files = {"app": f"{chain}def f3000(): return 1\n{service}"}
+    assert digests(files) != digests({"app": files["app"].replace("return 1\n", "return 2\n")})
+
+
 # -- many small programs
 
 
