@@ -57,6 +57,7 @@ class Front:
     async def nap(self, seconds: float) -> str:
         return await self.sleeper.nap.remote(seconds)
 
+    @sk.endpoint
     async def hold(self, seconds: float) -> str:
         return await self.sleeper.hold.remote(seconds)
 
