@@ -113,10 +113,12 @@ class Batched:
         except CallError:
             drop(call)
             raise
-        call.payload = EMPTY
+        if given is None:
+            call.payload = EMPTY
+        else:
+            call.arguments = None
         value, waited = await self._value((*args, *kwargs.values()), context)
         if given is not None:
-            call.arguments = None
             return Reply(value=value, queue_s=waited)
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
         return Reply(payload, queue_s=waited)
