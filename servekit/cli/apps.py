@@ -91,7 +91,7 @@ async def ask(path: Path, verb: str, body: "msgspec.Struct | None" = None) -> "A
         OSError: Nobody listens there.
         WireError: It greets in another way.
     """
-    from servekit.engine.control import AppStatus, ask  # noqa: PLC0415
+    from servekit.engine import control  # noqa: PLC0415
     from servekit.wire.connection import Connection  # noqa: PLC0415
     from servekit.wire.frames import Hello  # noqa: PLC0415
     from servekit.wire.sockets import Address, connect  # noqa: PLC0415
@@ -100,6 +100,8 @@ async def ask(path: Path, verb: str, body: "msgspec.Struct | None" = None) -> "A
         Address(f"unix:{path}"), lambda: Connection(Hello(), client=True), timeout_s=_TIMEOUT_S
     )
     try:
-        return await ask(connection, verb, body, answer=AppStatus, timeout_s=_TIMEOUT_S)
+        return await control.ask(
+            connection, verb, body, answer=control.AppStatus, timeout_s=_TIMEOUT_S
+        )
     finally:
         await connection.close()

@@ -1,9 +1,14 @@
-"""A task scope for tasks that come and go, and work that succeeds together or not at all."""
+"""What asyncio lacks: a scope for tasks that come and go, work that succeeds together, a reset."""
 
 import asyncio
+import contextlib
+import socket
+import struct
 from collections.abc import Coroutine
 from contextvars import Context
-from typing import Any
+from typing import Any, Final
+
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
 class Tasks:
@@ -52,3 +57,20 @@ async def together(*works: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, if one does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def reset(transport: asyncio.WriteTransport) -> None:
+    """End a connection now, by TCP with a reset: the kernel drops what it could not send."""
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    if sock is not None and sock.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):  # it is closed already
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()

@@ -1,15 +1,30 @@
-"""An event loop for code that has none: it runs in a thread of its own."""
+"""Event loops for code that has none: each runs in a thread of its own."""
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import Context
 from typing import TypeVarTuple
 
 from servekit.errors import ServekitError
 
 _Ts = TypeVarTuple("_Ts")
+
+
+@contextmanager
+def loop_in_thread(name: str) -> Generator[asyncio.AbstractEventLoop, None, None]:
+    """Run a new event loop in a thread of that name; at the end both are gone."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 class ThreadLoop(asyncio.SelectorEventLoop):

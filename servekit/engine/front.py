@@ -27,7 +27,8 @@ _log = get_logger("servekit.supervisor")
 
 _BACKLOG = 2048
 _RETRY_S = 1.0
-_START_S = 30.0
+_START_S = 120.0
+"""Python and our modules are loaded in it, which takes its time on a busy machine."""
 _TELL_S = 10.0
 """A worker that has not taken a new app after this time is killed: it would serve the old one."""
 _STATS_S = 2.0

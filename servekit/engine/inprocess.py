@@ -7,12 +7,12 @@ there can't be sent here. Colocated ones are joined as they are in a process.
 
 import asyncio
 import inspect
-import threading
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from servekit.core.background import loop_in_thread
 from servekit.core.call import Call, Handler, Payload, Reply
 from servekit.errors import NotFound
 from servekit.runtime.group import Group
@@ -52,18 +52,13 @@ def local(
         SpecError: The graph can't work as written.
         SetupError: A constructor or a hook raised.
     """
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="servekit-local", daemon=True)
-    thread.start()
-    graph = _Graph(loop, overrides or {})
-    try:
-        root = asyncio.run_coroutine_threadsafe(graph.start(target, args or {}), loop).result()
-        yield cast("T", root)
-    finally:
-        asyncio.run_coroutine_threadsafe(graph.stop(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with loop_in_thread("servekit-local") as loop:
+        graph = _Graph(loop, overrides or {})
+        try:
+            root = asyncio.run_coroutine_threadsafe(graph.start(target, args or {}), loop).result()
+            yield cast("T", root)
+        finally:
+            asyncio.run_coroutine_threadsafe(graph.stop(), loop).result()
 
 
 class _Graph:

@@ -60,26 +60,30 @@ async def serve(
         loop.add_signal_handler(number, end, number)
     tasks = Tasks()
     described_at = time.time()
-    starting = asyncio.ensure_future(describe_elsewhere(target))
+    describing = asyncio.ensure_future(describe_elsewhere(target))
     await asyncio.sleep(0)  # its process is on its way now, and imports while this one does
     from servekit.engine import supervisor as engine  # noqa: PLC0415  (0.1 s)
 
     on_loading()
-    if not await _unless(ending, starting):
+    if not await _finished(describing, unless=ending):
+        await _cancel(describing)
         return
-    described = starting.result()
+    described = describing.result()
     supervisor = engine.Supervisor(described, settings, target=target, dev=dev)
     on_starting(supervisor)
+    starting = asyncio.ensure_future(supervisor.start())
     try:
-        if not await _unless(ending, asyncio.ensure_future(supervisor.start())):
-            return
-        on_ready(supervisor)
-        if dev:
-            from servekit.engine.reload import follow  # noqa: PLC0415
+        if await _finished(starting, unless=ending):
+            on_ready(supervisor)
+            if dev:
+                from servekit.engine.reload import follow  # noqa: PLC0415
 
-            tasks.spawn(
-                follow(target, supervisor, described, described_at=described_at), name="reload"
-            )
+                tasks.spawn(
+                    follow(target, supervisor, described, described_at=described_at),
+                    name="reload",
+                )
+        elif not supervisor.ready:
+            return
         await ending.wait()
         on_ending(0.0 if draining.is_set() else settings.drain_delay_s)
         await supervisor.leave()
@@ -88,21 +92,23 @@ async def serve(
                 await draining.wait()
     finally:
         draining.set()
+        await _cancel(starting)
         await tasks.close()
         await supervisor.stop()
 
 
-async def _unless(ending: asyncio.Event, work: asyncio.Future[Any]) -> bool:
-    """Wait for work, unless the end comes first; returns whether it was done."""
-    ended = asyncio.ensure_future(ending.wait())
+async def _finished(work: asyncio.Future[Any], *, unless: asyncio.Event) -> bool:
+    """Wait for work, unless the end comes first; raises what it raised."""
+    ended = asyncio.ensure_future(unless.wait())
     try:
         await asyncio.wait([work, ended], return_when=asyncio.FIRST_COMPLETED)
     finally:
         ended.cancel()
-    if not work.done():
-        work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
-        return False
-    work.result()
-    return True
+    if work.done():
+        work.result()
+    return work.done()
+
+
+async def _cancel(work: asyncio.Future[Any]) -> None:
+    work.cancel()
+    await asyncio.wait([work])

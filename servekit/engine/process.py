@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import msgspec
 
+from servekit.core.call import now
 from servekit.engine.control import Verb, ask, handler
-from servekit.errors import ReplicaLost, WireError
+from servekit.errors import DeadlineExceeded, ReplicaLost, WireError
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 
@@ -121,16 +122,23 @@ class Process:
         answer: type[T],
         timeout_s: float | None = None,
     ) -> T:
-        """Ask the child something; see `control.ask`.
+        """Ask the child something, once it has greeted; see `control.ask`.
 
-        A body that is a function is made when the child has greeted, so that it is no older.
+        A body that is a function is made then, so that it is no older.
         """
+        deadline = None if timeout_s is None else now() + timeout_s
         try:
-            await self._connection.greeted()
+            async with asyncio.timeout(timeout_s):
+                await self._connection.greeted()
         except WireError as error:
             raise ReplicaLost(f"{self.name} ended: {error}", started=False) from error
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.name} has not greeted after {timeout_s:g} s", started=False
+            ) from None
+        left_s = None if deadline is None else max(0.0, deadline - now())
         made = body() if callable(body) else body
-        return await ask(self._connection, verb, made, answer=answer, timeout_s=timeout_s)
+        return await ask(self._connection, verb, made, answer=answer, timeout_s=left_s)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child and what it started; none when it has ended."""

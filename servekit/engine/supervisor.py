@@ -104,6 +104,12 @@ class Supervisor:
         self.app: AppSpec = described.app
         self.url = self._front.url
 
+    @property
+    def ready(self) -> bool:
+        """Return whether a gateway says so to who asks; others may start yet."""
+        states = {pool.targets().state for pool in self._pools.values()}
+        return bool(self._front.started and states) and states <= {"up", "asleep"}
+
     # -- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -7,8 +7,6 @@ timer per connection instead of one per request.
 """
 
 import asyncio
-import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -19,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from servekit.core.aio import reset
 from servekit.core.call import Buffer, new_request_id
 from servekit.errors import BadRequest, CallError, HeadTooLarge, RequestTimeout
 from servekit.gateway.answer import error_answer
@@ -33,7 +32,6 @@ _MIN_BYTES_PER_S: Final = 1024
 """What a client must send of a body on average while it is looked at, and take of an answer."""
 _UNREAD_S: Final = 20.0
 """A client whose answers wait is looked at every so often."""
-_RESET: Final = struct.pack("ii", 1, 0)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -388,10 +386,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Hang up on a client that takes for ever to read its answers: nobody else can."""
         taken = self._unread_then - self.transport.get_write_buffer_size()
         if taken < _MIN_BYTES_PER_S * _UNREAD_S:
-            # With a reset, or the kernel would keep what it could not send for minutes.
-            if (sock := self.transport.get_extra_info("socket")) is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self.transport.abort()
+            reset(self.transport)  # else the kernel would keep what it could not send for minutes
         else:
             self._watch_reader()
 

@@ -112,7 +112,7 @@ async def read_input(route: Route, exchange: Exchange, call: Call) -> None:
         call.idempotent = False
         call.chunks = _pieces(route, exchange)
         if spec.inbound is not None:
-            call.chunks = chunks_of(spec, call.payload.content_type, call.chunks)
+            call.chunks = _chunks_of(spec, call.payload.content_type, call.chunks)
             call.payload = Payload(JSON, (query_document(exchange.query, spec.input),))
         else:
             call.payload.segments = (b"",)
@@ -136,7 +136,7 @@ async def _pieces(route: Route, exchange: Exchange) -> AsyncIterator[Payload]:
         yield Payload(BINARY, (piece,))
 
 
-def chunks_of(
+def _chunks_of(
     spec: EndpointSpec, content_type: str, pieces: AsyncIterator[Payload]
 ) -> AsyncIterator[Payload]:
     """Return the chunks of a body that streams: its lines, or its pieces as they come.
@@ -148,7 +148,7 @@ def chunks_of(
     assert inbound is not None
     kind = media_type(content_type)
     if kind in NDJSON:
-        return lines(pieces)
+        return _lines(pieces)
     if inbound.raw == "bytes" and kind == BINARY:
         return pieces
     takes = [NDJSON[0]] + [BINARY] * (inbound.raw == "bytes")
@@ -159,7 +159,7 @@ def chunks_of(
     )
 
 
-async def lines(pieces: AsyncIterator[Payload]) -> AsyncIterator[Payload]:
+async def _lines(pieces: AsyncIterator[Payload]) -> AsyncIterator[Payload]:
     """Cut newline-delimited JSON; empty lines are nothing."""
     rest = b""
     async for piece in pieces:

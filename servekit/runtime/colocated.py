@@ -38,9 +38,7 @@ class Colocated:
     def __init__(self, replica: Handler) -> None:
         self._replica = replica
         self._loop = asyncio.get_running_loop()
-        self._context = (
-            copy_context()
-        )  # what the callee sees of context variables: not its caller's
+        self._context = copy_context()  # the callee doesn't see its caller's context variables
         self._tasks = Tasks()
 
     async def __call__(self, call: Call) -> Reply:
@@ -106,7 +104,7 @@ class Colocated:
                 async for chunk in reply.stream:
                     await window.credit()
                     if (taker := reader()) is not None:
-                        taker.push((chunk,))
+                        taker.put(chunk)
                         del taker
             finally:
                 await reply.aclose()
@@ -150,7 +148,7 @@ class _Feed:
         try:
             async for chunk in self._chunks:
                 await self._window.credit()
-                self._reader.push((chunk,))
+                self._reader.put(chunk)
             self._reader.end()
         except CallError as error:
             self._reader.end(_as_sent(error, self._call))

@@ -9,18 +9,11 @@ import concurrent.futures
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Self
 
+from servekit.core.aio import running_loop
 from servekit.core.call import Call, Handler, Payload, Reply
 from servekit.errors import ServekitError
 
 _END: Final = object()
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread, if one does."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _must_not_block(call: Call) -> None:

@@ -4,9 +4,10 @@ An array in a payload of several segments is written as::
 
     {"$servekit:segment": 1, "dtype": "float32", "shape": [2, 3]}
 
-and bytes as the same without dtype and shape. Other types say more about themselves in it. The number is an index into `Payload.segments`. In
-pydantic's validation `context` travel the segments, in its serialization `context` the list that
-new ones are appended to; None means a plain JSON document, whose stand-ins are never believed.
+and bytes as the same without dtype and shape. Other types say more about themselves in it. The
+number is an index into `Payload.segments`. In pydantic's validation `context` travel the segments,
+in its serialization `context` the list that new ones are appended to; None means a plain JSON
+document, whose stand-ins are never believed.
 """
 
 from collections.abc import Sequence

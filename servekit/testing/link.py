@@ -5,22 +5,20 @@ every piece. An end or a reset of one side reaches the other one as what it was.
 """
 
 import asyncio
-import contextlib
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable
 from math import inf
 from random import Random
 from typing import Final
 
+from servekit.core.aio import reset
 from servekit.core.call import now
 from servekit.testing.faults import Ending, Fault
 
 _PIECE: Final = 64 * 1024
 _HELD: Final = 64
 """Pieces of a direction that may be on their way; behind them the sender has to wait."""
-_AT_ONCE: Final = struct.pack("ii", 1, 0)
 
 
 class Way:
@@ -204,9 +202,5 @@ class Link:
         for writer in self._writers:
             if how == "close":
                 writer.close()
-                continue
-            sock = writer.get_extra_info("socket")
-            if sock is not None and sock.family != socket.AF_UNIX:
-                with contextlib.suppress(OSError):
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-            writer.transport.abort()
+            else:
+                reset(writer.transport)

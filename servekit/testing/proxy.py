@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +18,8 @@ from random import Random
 from typing import Literal, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from servekit.core.aio import Tasks
+from servekit.core.aio import Tasks, running_loop
+from servekit.core.background import loop_in_thread
 from servekit.errors import ConfigError
 from servekit.testing.faults import Fault, Refuse
 from servekit.testing.link import Link
@@ -101,7 +101,7 @@ class FaultProxy:
         self._counts: Counter[str] = Counter()
         self._tasks = Tasks()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread_scope: contextlib.ExitStack | None = None
         self._listener: socket.socket | None = None
         self._own: tuple[str, int] | str = ("127.0.0.1", 0)
         self.address = ""
@@ -188,25 +188,23 @@ class FaultProxy:
             Path(self._own).parent.rmdir()
 
     def __enter__(self) -> Self:
-        loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="servekit-proxy", daemon=True)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.__aenter__(), loop).result()
+        with contextlib.ExitStack() as stack:
+            loop = stack.enter_context(loop_in_thread("servekit-proxy"))
+            asyncio.run_coroutine_threadsafe(self.__aenter__(), loop).result()
+            self._thread_scope = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        loop, thread = self._loop, self._thread
+        loop, scope = self._loop, self._thread_scope
         assert loop is not None
-        assert thread is not None
-        asyncio.run_coroutine_threadsafe(self.__aexit__(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        assert scope is not None
+        with scope:
+            asyncio.run_coroutine_threadsafe(self.__aexit__(), loop).result()
 
     def _run(self, work: Callable[[], T]) -> T:
         """Do something on the loop's thread, and wait for it."""
         loop = self._loop
-        if loop is None or loop is _running_loop():
+        if loop is None or loop is running_loop():
             return work()
         done: Future[T] = Future()
 
@@ -261,13 +259,6 @@ class FaultProxy:
         finally:
             del self._links[number]
             self._counts["cut"] += sum(way.cut for way in link.ways.values())
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _text(address: tuple[str, int] | str) -> str:

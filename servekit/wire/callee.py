@@ -117,13 +117,12 @@ class Callee:
     def on_input(self, id_: int, header: Buffer, segments: list[Buffer]) -> None:
         """Take one chunk of any number of segments of a call's input."""
         if (stream := self._inputs.get(id_)) is not None:
-            stream.push((Payload(str(header, "ascii"), segments),))
+            stream.push(header, segments)
 
     def on_inputs(self, id_: int, header: Buffer, segments: list[Buffer]) -> None:
         """Take as many chunks of a call's input as there are segments."""
         if (stream := self._inputs.get(id_)) is not None:
-            content_type = str(header, "ascii")
-            stream.push([Payload(content_type, (segment,)) for segment in segments])
+            stream.push_each(header, segments)
 
     def on_input_end(self, id_: int, header: Buffer) -> None:
         """Take the end of a call's input, or why it broke off."""

@@ -192,13 +192,12 @@ class Caller:
     def on_chunk(self, id_: int, header: Buffer, segments: list[Buffer]) -> None:
         """Take one chunk of any number of segments."""
         if (stream := self._streams.get(id_)) is not None:
-            stream.push((Payload(str(header, "ascii"), segments),))
+            stream.push(header, segments)
 
     def on_chunks(self, id_: int, header: Buffer, segments: list[Buffer]) -> None:
         """Take as many chunks as there are segments."""
         if (stream := self._streams.get(id_)) is not None:
-            content_type = str(header, "ascii")
-            stream.push([Payload(content_type, (segment,)) for segment in segments])
+            stream.push_each(header, segments)
 
     def on_end(self, id_: int, header: Buffer) -> None:
         """Take the end of a stream, or a failed call."""

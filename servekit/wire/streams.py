@@ -6,10 +6,10 @@ window at a time. So a slow reader holds the generator back, and nothing piles u
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
-from servekit.core.call import Payload
+from servekit.core.call import Buffer, Payload
 from servekit.errors import CallError
 
 WINDOW = 128
@@ -47,10 +47,23 @@ class IncomingStream:
         self._error: CallError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def push(self, chunks: Iterable[Any]) -> None:
-        """Take chunks from the sender."""
+    def put(self, value: Any) -> None:
+        """Take one chunk as it is, from a sender in this process."""
         if not self._ended:
-            self._chunks.extend(chunks)
+            self._chunks.append(value)
+            self._wake()
+
+    def push(self, header: Buffer, segments: list[Buffer]) -> None:
+        """Take one chunk of any number of segments from the wire; the header is its media type."""
+        if not self._ended:
+            self._chunks.append(Payload(str(header, "ascii"), segments))
+            self._wake()
+
+    def push_each(self, header: Buffer, segments: list[Buffer]) -> None:
+        """Take as many chunks as there are segments, all of one media type."""
+        if not self._ended:
+            content_type = str(header, "ascii")
+            self._chunks.extend([Payload(content_type, (segment,)) for segment in segments])
             self._wake()
 
     def end(self, error: CallError | None = None) -> None:

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests.flow.harness import serving, show, until
-from tests.soak import callers, changes, deaths, hostile, steady
+from tests.soak import deaths, hostile, steady
 from tests.soak.callers import leave
 
 SIZES = {
@@ -18,8 +18,6 @@ SIZES = {
     steady.overload_of_batches: {"seconds": 3.0, "relief_s": 3.0},
     deaths.blocked: {},
     deaths.gateway_kills: {"times": 1},
-    changes.shutdown: {"short_s": 0.2, "long_s": 1.0},
-    callers.deadlines: {"count": 400},
     hostile.bodies: {"times": 1},
     hostile.traversal: {},
     hostile.pickles: {},

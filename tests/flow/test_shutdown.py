@@ -150,6 +150,23 @@ async def test_who_keeps_asking_gets_answers_until_there_is_no_port():
         assert await app.exit_code() == 0
 
 
+async def test_sigterm_between_the_first_gateway_and_the_last():
+    """The delay is for all who were told that the app is ready, be it before all of it started."""
+    async with serving("slow.py:Slow", options=(*DELAY, *TWO), ready=False) as app:
+        gateways = await until(
+            lambda: len(found := app.all_of("gateway_worker")) == 2 and found, "two", every_s=0.01
+        )
+        os.kill(max(gateways), signal.SIGSTOP)
+        await app.ready()
+        app.send(signal.SIGTERM)
+        await unready_for_good(app)
+        for _ in range(20):
+            assert (await app.post("/later", {"seconds": 0})).status == 200
+        app.send(signal.SIGTERM)
+        assert await app.exit_code() == 0
+        await app.gone()
+
+
 async def test_a_gateway_that_dies_during_the_delay_is_replaced():
     """Who still comes is still answered, and still told that the app is not ready."""
     async with serving("slow.py:Slow", options=DELAY) as app:

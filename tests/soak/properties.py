@@ -23,11 +23,9 @@ async def run(times: int, *targets: str) -> list[Mark]:
     text = out.decode(errors="replace")
     if process.returncode:
         sys.stderr.write(text[-20_000:])
-    summary = text.strip().rpartition("\n")[2]
-    failed = re.search(r"(\d+) (?:failed|error)", summary)
-    passed = re.search(r"(\d+) passed", summary)
+    passed = re.findall(r"(\d+) passed", text)
     return [
-        exactly(f"failed of {passed[1] if passed else 0}", failed[1] if failed else "0", "0"),
+        Mark("tests that passed", "".join(passed[-1:]) or "0", "some", bool(passed)),
         exactly("exit code", process.returncode, 0),
     ]
 

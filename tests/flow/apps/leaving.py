@@ -69,8 +69,8 @@ class Outer:
 
     @sk.batched(max_size=4)
     def late(self, items: list[sk.Item[int]]) -> list[int]:
-        for item in items:
-            remaining = item.ctx.remaining()
-            note(f"ran {item.value} {remaining}")
+        remaining = [item.ctx.remaining() for item in items]
+        for item, left in zip(items, remaining, strict=True):
+            note(f"ran {item.value} {left}")
         time.sleep(0.01)
         return [item.value for item in items]
