@@ -8,7 +8,7 @@ inert is not: then more is restarted than had to be.
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,15 +30,29 @@ _BASES = frozenset(
 )
 """Packages whose classes don't take note of their subclasses."""
 
-_READING = frozenset(
-    {"copy", "count", "decode", "encode", "endswith", "format", "get", "index", "items", "join"}
-    | {"keys", "lower", "read_bytes", "read_text", "replace", "resolve", "split", "splitlines"}
-    | {"startswith", "strip", "upper", "values"}
+_VALUES = frozenset(
+    {"collections", "dataclasses", "datetime", "decimal", "fractions", "hashlib", "itertools"}
+    | {"json", "math", "operator", "pathlib", "re", "string", "struct", "uuid"}
 )
-"""Methods that change nothing."""
+"""Packages whose functions only make values."""
+_READING = frozenset(
+    {"arange", "array", "asarray", "copy", "count", "decode", "device", "encode", "endswith"}
+    | {"format", "get", "getLogger", "get_logger", "getenv", "index", "items", "join", "keys"}
+    | {"linspace", "lower", "ones", "read_bytes", "read_text", "replace", "resolve", "split"}
+    | {"splitlines", "startswith", "strip", "tensor", "upper", "values", "zeros"}
+)
+"""Functions and methods that change nothing, whoever has them."""
+_BUILTINS = frozenset(
+    {"abs", "bool", "bytes", "classmethod", "complex", "dict", "divmod", "enumerate", "float"}
+    | {"frozenset", "int", "isinstance", "issubclass", "len", "list", "max", "min", "object"}
+    | {"ord", "pow", "property", "range", "repr", "reversed", "round", "set", "slice", "sorted"}
+    | {"staticmethod", "str", "sum", "tuple", "zip"}
+)
+"""Of Python's own: those that call nothing that they are given."""
+_RUNNING = frozenset({"reduce", "update_wrapper"})
+"""Functions of packages that otherwise wrap, which call what they are given or change it."""
 
-_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setattr__"})
-_ON_SUBCLASS = frozenset({"__init_subclass__", "__set_name__"})
+_ON_SUBCLASS = frozenset({"__init_subclass__", "__pydantic_init_subclass__"})
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,9 @@ def is_inert(node: ast.stmt, scope: Scope) -> bool:
             all(_is_harmless(keyword, scope) for keyword in node.keywords)
             and all(_gives_back(d, scope) for d in node.decorator_list)
             and all(_ignores_subclasses(base, scope) for base in node.bases)
-            and all(_is_docstring(member) or is_inert(member, scope) for member in node.body)
+            and all(
+                _is_docstring(member) or _is_inert_member(member, scope) for member in node.body
+            )
         )
     if isinstance(node, ast.Assign):
         return all(map(_is_plain, node.targets)) and _only_computes(node.value, scope)
@@ -98,6 +114,11 @@ def is_inert(node: ast.stmt, scope: Scope) -> bool:
         return _is_plain(node.target) and (node.value is None or _only_computes(node.value, scope))
     # `type X = …` of Python 3.12 doesn't even compute its value.
     return isinstance(node, ast.Pass) or type(node).__name__ == "TypeAlias"
+
+
+def _is_inert_member(node: ast.stmt, scope: Scope) -> bool:
+    # An import here is one that the module makes, though not at its top level.
+    return not isinstance(node, ast.Import | ast.ImportFrom) and is_inert(node, scope)
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -126,7 +147,8 @@ def _gives_back(node: ast.expr, scope: Scope) -> bool:
     if meaning.kind == "installed":
         return meaning.package in _WRAPPING or dotted in _WRAPPERS
     if meaning.kind == "code":
-        return dotted.isidentifier() and _runs_inert(meaning, again=isinstance(node, ast.Call))
+        again = isinstance(node, ast.Call)
+        return dotted.isidentifier() and _only_wraps(meaning, again=again)
     # `@property`, and `@value.setter`, which is the class's own.
     return meaning.kind == "builtin" or dotted.endswith((".setter", ".getter", ".deleter"))
 
@@ -151,7 +173,7 @@ def _ignores_subclasses(node: ast.expr, scope: Scope) -> bool:
     return (
         isinstance(node, ast.Name)
         and isinstance(found, ast.ClassDef)
-        and not _ON_SUBCLASS & set(_methods(found))
+        and not _ON_SUBCLASS & set(_members(found))
         and _is_made_inertly(meaning)
     )
 
@@ -162,7 +184,8 @@ def _ignores_subclasses(node: ast.expr, scope: Scope) -> bool:
 def _only_computes(node: ast.AST, scope: Scope) -> bool:
     """Return whether computing a value changes nothing else."""
     if isinstance(node, ast.Lambda):
-        return all(_only_computes(default, scope) for default in node.args.defaults)
+        defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+        return all(_only_computes(default, scope) for default in defaults)
     if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
         return False
     if isinstance(node, ast.Call) and not _call_only_computes(node, scope):
@@ -173,33 +196,32 @@ def _only_computes(node: ast.AST, scope: Scope) -> bool:
 def _call_only_computes(node: ast.Call, scope: Scope) -> bool:
     function = node.func
     meaning = _meaning(function, scope)
+    name = ast.unparse(function).rpartition(".")[2]
     if meaning.package in _WRAPPING:
-        return True
-    if meaning.kind == "installed" or isinstance(function, ast.Attribute):
-        # What gets none of the author's code can keep none.
-        names = (name for argument in _arguments(node) for name in _names(argument))
-        if any(scope.meaning(name).kind in ("code", "unknown") for name in names):
-            return False
-        is_read = meaning.kind == "data" or _root(function) is None
-        return meaning.kind == "installed" or (
-            is_read and isinstance(function, ast.Attribute) and function.attr in _READING
-        )
-    return meaning.kind == "builtin" or (meaning.kind == "code" and _runs_inert(meaning))
+        return name not in _RUNNING
+    if meaning.kind == "builtin" and isinstance(function, ast.Name):
+        return name in _BUILTINS and all(keyword.arg != "key" for keyword in node.keywords)
+    # What gets none of the author's code can neither keep nor call any.
+    inner = (part for argument in _arguments(node) for part in ast.walk(argument))
+    used = (part.id for part in inner if isinstance(part, ast.Name))
+    if any(scope.meaning(one).kind in ("code", "unknown") for one in used):
+        return False
+    if meaning.kind == "installed":
+        # By convention a capital makes an object of a class.
+        return meaning.package in _VALUES or name in _READING or name[:1].isupper()
+    is_read = isinstance(function, ast.Attribute) and name in _READING
+    return is_read and (meaning.kind in ("builtin", "data") or _root(function) is None)
 
 
-def _runs_inert(meaning: Meaning, *, again: bool = False) -> bool:
-    """Return whether calling an own function or class plainly changes nothing.
+def _only_wraps(meaning: Meaning, *, again: bool) -> bool:
+    """Return whether an own function only makes another one and returns it, as decorators do.
 
-    That is so for a function that only makes and returns another one, as decorators do, and for a
-    class without a constructor of its own, as data classes are. With `again`, what is returned is
-    called, too.
+    With `again`, what is returned is called, too.
     """
     found, scope = _own(meaning), meaning.scope
-    if scope is None:
+    if scope is None or not isinstance(found, ast.FunctionDef):
         return False
-    if isinstance(found, ast.ClassDef):
-        return not _CONSTRUCTORS & set(_methods(found)) and _is_made_inertly(meaning)
-    return isinstance(found, ast.FunctionDef) and _makes_function(found, scope, again=again)
+    return _makes_function(found, scope, again=again)
 
 
 def _makes_function(node: ast.FunctionDef, scope: Scope, *, again: bool) -> bool:
@@ -211,7 +233,7 @@ def _makes_function(node: ast.FunctionDef, scope: Scope, *, again: bool) -> bool
             continue
         if not isinstance(step, ast.FunctionDef | ast.AsyncFunctionDef):
             return False
-        if not all(_gives_back(decorator, scope) for decorator in step.decorator_list):
+        if not is_inert(step, scope):
             return False
         if again and step.name == last.value.id:
             if not isinstance(step, ast.FunctionDef) or step.decorator_list:
@@ -249,9 +271,9 @@ def _arguments(node: ast.Call) -> list[ast.expr]:
     return [*node.args, *(keyword.value for keyword in node.keywords)]
 
 
-def _names(node: ast.AST) -> Iterator[str]:
-    return (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
-
-
-def _methods(node: ast.ClassDef) -> Iterable[str]:
-    return (member.name for member in node.body if isinstance(member, ast.FunctionDef))
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef):
+            yield member.name
+        elif isinstance(member, ast.Assign):
+            yield from (target.id for target in member.targets if isinstance(target, ast.Name))

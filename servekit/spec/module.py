@@ -13,14 +13,18 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-_EDGES = ("depends", "ref")
+EDGES = ("depends", "ref")
+"""What makes an edge of the graph, in `servekit`."""
 _ANY_NAME_HERE = frozenset({"globals", "exec", "eval", "compile"})
 _HERE_WITHOUT_ARGUMENTS = frozenset({"vars", "dir", "locals"})
 _ANY_MODULE = frozenset({"importlib", "pkgutil", "runpy", "imp", "pydoc"})
 _UNPICKLES = frozenset({"pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve"})
 _PLAIN = frozenset({"importlib.metadata", "importlib.resources"})
 _REACHES = frozenset({("sys", "modules"), ("torch", "load")})
-_HIDDEN_ATTRIBUTES = frozenset({"__subclasses__", "__globals__"})
+_HIDDEN_ATTRIBUTES = frozenset(
+    {"__globals__", "__import__", "__subclasses__", "f_globals", "import_module", "read_pickle"}
+)
+_UNPICKLING_KEYWORDS = frozenset({"allow_pickle", "weights_only"})
 
 
 class Reach(IntEnum):
@@ -125,9 +129,9 @@ def _edge_calls(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name == "servekit":
-                    yield from (f"{alias.asname or alias.name}.{name}" for name in _EDGES)
+                    yield from (f"{alias.asname or alias.name}.{name}" for name in EDGES)
         elif isinstance(node, ast.ImportFrom) and node.module == "servekit":
-            yield from (alias.asname or alias.name for alias in node.names if alias.name in _EDGES)
+            yield from (alias.asname or alias.name for alias in node.names if alias.name in EDGES)
 
 
 def _without_edges(node: ast.stmt, calls: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
@@ -231,11 +235,11 @@ def _used(node: ast.stmt) -> Iterator[str]:
             # What a class binds is looked up outside of it as long as it isn't bound yet.
             if symbol.is_referenced() if outer else symbol.is_global():
                 yield symbol.get_name()
-    for annotation in annotations(node):
+    for annotation in _annotations(node):
         yield from names_in(annotation)
 
 
-def annotations(node: ast.AST) -> Iterator[ast.expr]:
+def _annotations(node: ast.AST) -> Iterator[ast.expr]:
     """Yield all annotations in a piece of code."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and inner.returns is not None:
@@ -244,8 +248,8 @@ def annotations(node: ast.AST) -> Iterator[ast.expr]:
             yield inner.annotation
 
 
-def names_in(annotation: ast.expr) -> Iterator[str]:
-    """Yield the names in an annotation, also in its quoted parts."""
+def names_in(annotation: ast.AST) -> Iterator[str]:
+    """Yield the names in an annotation, or in all of a signature, also in its quoted parts."""
     for inner in ast.walk(annotation):
         if isinstance(inner, ast.Name):
             yield inner.id
@@ -270,10 +274,15 @@ def _reach(node: ast.AST) -> Reach:
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         hidden = node.attr in _HIDDEN_ATTRIBUTES or (owner, node.attr) in _REACHES
         return Reach.EVERYTHING if hidden else Reach.NOTHING
+    if isinstance(node, ast.keyword):
+        return Reach.EVERYTHING if node.arg in _UNPICKLING_KEYWORDS else Reach.NOTHING
     if isinstance(node, ast.Import):
         modules = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
-        modules = [node.module or ""]
+        names = [(node.module, alias.name) for alias in node.names]
+        if any(name in _REACHES or name[1] in _HIDDEN_ATTRIBUTES for name in names):
+            return Reach.EVERYTHING
+        modules = [] if node.level else [node.module or ""]
     else:
         return Reach.NOTHING
     roots = {module.partition(".")[0] for module in modules if module not in _PLAIN}

@@ -4,9 +4,10 @@ Nothing is imported here: what the app has not loaded yet, because a function im
 called, is found on the search path.
 """
 
+import pkgutil
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ _INSTALLED = tuple(
     Path(sysconfig.get_path(name)).resolve()
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_FOR_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Folders that installers write to: a user's own, a distribution's, another environment's."""
 _SERVEKIT = Path(__file__).resolve().parent.parent
 
 
@@ -39,13 +42,30 @@ class OwnModules:
         """Count modules as the author's wherever they are: those that services are in."""
         self._also.update(names)
 
-    def names(self) -> list[str]:
-        """Return the names of those that are loaded."""
+    def names(self) -> set[str]:
+        """Return the names of those that are loaded, and of those that lie beside or below them."""
+        found: set[str] = set()
+        for name in self._loaded_names():
+            file, folders = self._place(name)
+            assert file is not None
+            above = name.rpartition(".")[0]
+            around = file.parent if folders is None else file.parent.parent
+            found.add(name)
+            found.update(self._below((str(around),), above and f"{above}."))
+        return {name for name in found if self._file(name) is not None}
+
+    def _below(self, folders: tuple[str, ...], prefix: str) -> Iterator[str]:
+        for module in pkgutil.iter_modules(folders, prefix):
+            yield module.name
+            if module.ispkg:
+                yield from self._below(self._place(module.name).folders or (), f"{module.name}.")
+
+    def _loaded_names(self) -> list[str]:
         return [name for name in list(sys.modules) if self._file(name) is not None]
 
     def files(self) -> tuple[Path, ...]:
         """Return the files of those that are loaded, and of those that were looked into."""
-        loaded = {file for name in self.names() if (file := self._file(name)) is not None}
+        loaded = {file for name in self._loaded_names() if (file := self._file(name)) is not None}
         return tuple(sorted(file for file in loaded | self._read if file.suffix == ".py"))
 
     def find(self, name: str) -> Source | None:
@@ -104,10 +124,13 @@ class OwnModules:
 
 def _spec(name: str, folders: tuple[str, ...] | None) -> ModuleSpec | None:
     try:
-        return PathFinder.find_spec(name, folders)
+        # By its last part: a namespace package looks for its parent among what is imported.
+        return PathFinder.find_spec(name.rpartition(".")[2], folders)
     except (ImportError, ValueError):
         return None
 
 
 def _is_elsewhere(file: Path) -> bool:
+    if not _FOR_PACKAGES.isdisjoint(file.parts):
+        return True
     return any(map(file.is_relative_to, (_SERVEKIT, *_INSTALLED)))

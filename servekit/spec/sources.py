@@ -18,9 +18,11 @@ from functools import partial
 from typing import NamedTuple
 
 from servekit.spec.inert import Meaning, builtin, is_inert
-from servekit.spec.module import Module, Reach, Statement, annotations, names_in, parse
+from servekit.spec.module import EDGES, Module, Reach, Statement, names_in, parse
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (*_METHODS, ast.ClassDef)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 
 
 class Source(NamedTuple):
@@ -35,7 +37,7 @@ class Sources:
 
     Args:
         find: Returns a module by its dotted name; None if it is not the author's.
-        names: Returns all that are known to be the author's.
+        names: Returns all of the author's, also those that nothing has imported yet.
     """
 
     def __init__(
@@ -238,6 +240,8 @@ class _Walk:
 
     def _import(self, module: str, name: str) -> None:
         found = self._read(module)
+        if found is not None and found.is_open:
+            self.whole(module)  # its `__getattr__` is asked before a submodule of that name
         if name and found is not None and name in found.binders:
             self.name(module, name)
         elif name and self._sources.read(f"{module}.{name}") is not None:
@@ -269,19 +273,24 @@ class _Walk:
         if key in self._seen:
             return
         self._seen.add(key)
-        for method in node.body:
-            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.decorator_list:
-                self._parts.add((f"{scope.name}.{node.name}", _signature(method)))
-                for used in _annotated(method):
-                    if used in scope.binders:
-                        self.name(scope.name, used)
+        for member in node.body:
+            if isinstance(member, _METHODS) and member.decorator_list:
+                self._parts.add((f"{scope.name}.{node.name}", _signature(member)))
+                self._named(scope, member.args, member.returns)
+            elif isinstance(member, _ASSIGNMENTS) and isinstance(member.value, ast.Call):
+                self._named(scope, *_functions(member.value))
         for base in node.bases:
-            if isinstance(base, ast.Name) and base.id in scope.binders:
-                found = self._sources.defined(scope, base.id)
-                if found is None:
-                    self.name(scope.name, base.id)
-                else:
-                    self._types(*found)
+            found = self._sources.defined(scope, base.id) if isinstance(base, ast.Name) else None
+            if found is None:
+                self._named(scope, base)
+            else:
+                self._types(*found)
+
+    def _named(self, scope: Module, *nodes: ast.AST | None) -> None:
+        for node in filter(None, nodes):
+            for name in names_in(node):
+                if name in scope.binders:
+                    self.name(scope.name, name)
 
 
 def _signature(method: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
@@ -289,7 +298,7 @@ def _signature(method: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"{type(method).__name__} {method.name} {ast.dump(method.args)} {returns}"
 
 
-def _annotated(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    bare = type(method)(method.name, method.args, [], method.decorator_list, method.returns)
-    for annotation in annotations(bare):
-        yield from names_in(annotation)
+def _functions(call: ast.Call) -> Iterator[ast.expr]:
+    """Yield what `run = sk.endpoint(function)` makes a method of; `sk.depends` is nobody's type."""
+    if not ast.unparse(call.func).endswith(EDGES):
+        yield from (*call.args, *(keyword.value for keyword in call.keywords))

@@ -343,8 +343,10 @@ def test_own_modules_are_found_without_importing_them(folder: Path) -> None:
             def ask(self) -> int:
                 import json
                 from sk_lazy.inner import answer
-                return answer()
+                from sk_space.below.far import more
+                return answer() + more()
     """
+    far = write(folder / "sk_space" / "below" / "far.py", "def more(): return 1")
     write(folder / "sk_app_h.py", app)
     inner = write(folder / "sk_lazy" / "inner.py", "def answer(): return 1")
     write(folder / "sk_lazy" / "__init__.py", "")
@@ -356,7 +358,49 @@ def test_own_modules_are_found_without_importing_them(folder: Path) -> None:
     assert own.find("json") is own.find("numpy") is own.find("servekit.errors") is None
     assert own.find("sk_lazy.no") is own.find("json.no") is own.find("no.no") is None
     inner.write_text("def answer(): return 2")
-    assert describe(load("sk_app_h")).service("Lazy").code != before
+    after = describe(load("sk_app_h")).service("Lazy").code
+    assert after != before
+    far.write_text("def more(): return 2")
+    assert describe(load("sk_app_h")).service("Lazy").code != after
+
+
+def test_all_own_modules_are_known_imported_or_not(folder: Path) -> None:
+    """A plug-in that only a string names may be loaded by a replica, later."""
+    app = """
+        import importlib
+        import servekit as sk
+
+        @sk.service
+        class Host:
+            @sk.endpoint
+            def ask(self, name: str) -> int:
+                return importlib.import_module(f"sk_plugins.{name}").answer()
+    """
+    write(folder / "sk_app_p.py", app)
+    write(folder / "sk_plugins" / "__init__.py", "")
+    plugin = write(folder / "sk_plugins" / "deep" / "one.py", "def answer(): return 1")
+    write(folder / "sk_plugins" / "deep" / "__init__.py", "")
+    own = OwnModules()
+    before = describe(load("sk_app_p"), own).service("Host").code
+    assert "sk_plugins" not in sys.modules
+    assert {"sk_app_p", "sk_plugins", "sk_plugins.deep.one"} <= set(own.names())
+    assert plugin.resolve() in own.files()
+    plugin.write_text("def answer(): return 2")
+    assert describe(load("sk_app_p")).service("Host").code != before
+
+
+@pytest.mark.parametrize("place", ["site-packages", "dist-packages"])
+def test_what_an_installer_wrote_is_nobodys_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Else each reload would read all of a large library that is installed for the user."""
+    name = f"sk_installed_{place[:4]}"
+    write(folder / "lib" / place / f"{name}.py", "")
+    monkeypatch.syspath_prepend(folder / "lib" / place)
+    own = OwnModules()
+    assert own.find(name) is None
+    own.add([name])
+    assert own.find(name) is not None
 
 
 def test_a_service_in_an_installed_package_has_a_digest(folder: Path) -> None:

@@ -218,8 +218,8 @@ def test_formatting_and_comments_change_nothing():
         ("LIMIT = 10", "LIMIT = 11", "B C"),
         ("self.score > LIMIT", "self.score < LIMIT", "B C"),
         ("score: float = 0.5", "score: float = 0.75", "B C"),
-        ("size: int = 3", "size: int = 4", "B"),
-        ("CONFIG = Config()", "CONFIG = Config(size=5)", "B"),
+        ("size: int = 3", "size: int = 4", "A B C"),
+        ("CONFIG = Config()", "CONFIG = Config(size=5)", "A B C"),
         ("return [Hit(text, log)]", "return []", "B"),
         ("return 1\n\nBIG", "return 2\n\nBIG", "B"),
         ("gpu=0.5", "gpu=1", "B"),
@@ -353,7 +353,26 @@ TWO = """
         ("found = lib.get(free)", "return 1", "A B"),
         ("found = REGISTRY.get(free)", "return 1", "A B"),
         ("class Sub(Plain, metaclass=lib.Meta): f = free", "return 1", "A B"),
+        ("found = list(map(free, [1]))", "return 1", "A B"),
+        ("found = sorted([1], key=free)", "return 1", "A B"),
+        ("found = functools.reduce(free, [1])", "return 1", "A B"),
+        ("found = setattr(sys, 'hook', free)", "return 1", "A B"),
+        ("found = lambda *, x=lib.register(free): x", "return 1", "A B"),
+        (("class Reg:\n        def __init__(self, fn): REGISTRY[1] = fn\n"
+         "    class Sub(Reg): ...\n    found = Sub(free)"), "return 1", "A B"),
+        (("class Field:\n        def __set_name__(self, owner, name): REGISTRY[1] = free\n"
+         "    class Sub: x = Field()"), "return 1", "A B"),
+        (("import pydantic\n    class Base(pydantic.BaseModel):\n"
+         "        def __pydantic_init_subclass__(cls): ...\n"
+         "    class Sub(Base): f = free"), "return 1", "A B"),
+        (("class Base: __init_subclass__ = lib.hook\n    class Sub(Base): f = free"),
+         "return 1", "A B"),
+        (("class Top:\n        def __init_subclass__(cls): ...\n    class Base(Top): ...\n"
+         "    class Sub(Base): f = free"), "return 1", "A B"),
+        (("def deco(fn):\n        def inner(x=lib.register(fn)): ...\n        return inner\n"
+         "    @deco\n    def task(): return free()"), "return 1", "A B"),
         # What wraps and returns is as good as nothing.
+        ("found = tuple([free])", "return 1", ""),
         ("class Sub(Plain): f = free", "return 1", ""),
         ("import abc\n    class Sub(Plain, metaclass=abc.ABCMeta): f = free", "return 1", ""),
         ("from msgspec import Struct\n    class Sub(Struct, frozen=True): f = free", "return 1", ""),
@@ -382,7 +401,18 @@ def test_in_doubt_it_counts(top, body, expected):
         ("found = REGISTRY.get(3)", ""),
         ("found = REGISTRY.setdefault(3, 2)", "A B"),
         ("import other\n    found = other.get(3)", "A B"),
-        ("found = sys.intern(3)", ""),
+        ("found = sys.intern(3)", "A B"),
+        ("_ = sys.setrecursionlimit(3)", "A B"),
+        ("found = functools.partial(int, 3)", ""),
+        ("from pathlib import Path\n    found = Path('3').resolve()", ""),
+        ("import threading\n    lock = threading.Semaphore(3)", ""),
+        ("import torch\n    _ = torch.manual_seed(3)", "A B"),
+        ("import numpy as np\n    found = np.zeros(3)", ""),
+        ("import numpy as np\n    _ = np.seterr(all=3)", "A B"),
+        ("found = frozenset(range(3))", ""),
+        ("_ = setattr(sys, 'hook', 3)", "A B"),
+        ("_ = exec('3')", "A B"),
+        ("found = print(3)", "A B"),
         ("sys.setrecursionlimit(3)", "A B"),
         ("from __future__ import annotations\n    found = 3", ""),
     ],
@@ -400,6 +430,15 @@ def test_a_statement_that_nobody_names(top, expected):
         ("import other; return other.VALUE", "A"),
         ("from other import VALUE; return VALUE", "A"),
         ("import pickle; return pickle", "A"),
+        ("import importlib.metadata as m; return m", ""),
+        ("import importlib.metadata; return importlib.import_module('other')", "A"),
+        ("from sys import modules; return modules", "A"),
+        ("from torch import load; return load('x')", "A"),
+        ("import numpy; return numpy.load('x', allow_pickle=True)", "A"),
+        ("import torch as t; return t.load('x', weights_only=False)", "A"),
+        ("import pandas; return pandas.read_pickle('x')", "A"),
+        ("import builtins; return builtins.__import__('other')", "A"),
+        ("import inspect; return inspect.currentframe().f_globals", "A"),
         ("return globals()", ""),
     ],
 )
@@ -494,6 +533,91 @@ PACKAGE = """
 )
 def test_packages_and_relative_imports(old, new, expected):
     assert changed(PACKAGE, (old, new)) == set(expected.split())
+
+
+CALLED = """
+    --- app
+    import servekit as sk
+    import parts
+    from parts import Reply, impl
+    class Own:
+        @sk.endpoint
+        def own(self) -> "parts.Reply": ...
+    {child}
+    @sk.service
+    class Parent:
+        child = sk.depends(Child)
+        def run(self):
+            return self.child
+    --- parts
+    import servekit as sk
+    from typing import Annotated, Generic, TypeVar
+    T = TypeVar("T")
+    class Reply:
+        def norm(self):
+            return 1
+    Short = Annotated[Reply, "short"]
+    class Base:
+        @sk.endpoint
+        def run(self) -> Reply: ...
+    class Of(Generic[T]):
+        @sk.endpoint
+        def run(self) -> Short: ...
+    def impl(self) -> Reply: ...
+"""
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        "@sk.service\n    class Child(Own): ...",
+        "@sk.service\n    class Child(parts.Base): ...",
+        "@sk.service\n    class Child(parts.Of[int]): ...",
+        "from parts import Of\n    @sk.service\n    class Child(Of[int]): ...",
+        "from parts import Base as B\n    @sk.service\n    class Child(B): ...",
+        "@sk.service\n    class Child:\n        run = sk.endpoint(impl)",
+        "@sk.service\n    class Child:\n        run: object = sk.endpoint(fn=parts.impl)",
+        "@sk.service\n    class Child:\n        @sk.endpoint\n        def run(self, x: 'list[parts.Short]'): ...",
+        "@sk.service\n    class Child:\n        if sk:\n            @sk.endpoint\n            def run(self) -> Reply: ...",
+    ],
+)
+def test_a_caller_runs_the_types_of_what_it_calls_wherever_they_come_from(child):
+    text = CALLED.replace("{child}", child)
+    assert "Parent" in changed(text, ("return 1", "return 11"))
+
+
+def test_an_open_package_is_asked_before_its_submodules():
+    text = """
+    --- app
+    import servekit as sk
+    from pkg import low
+    @sk.service
+    class A:
+        def run(self):
+            return low
+    --- pkg/__init__
+    def __getattr__(name):
+        return 1
+    --- pkg/low
+    def answer():
+        return 2
+    """
+    assert changed(text, ("return 1", "return 11")) == {"A"}
+    assert changed(text, ("return 2", "return 22")) == {"A"}
+
+
+def test_an_import_in_a_class_is_one_of_its_module():
+    text = """
+    --- app
+    import servekit as sk
+    class Unused:
+        import other
+    @sk.service
+    class A: ...
+    --- other
+    print(1)
+    """
+    assert changed(text, ("print(1)", "print(2)")) == {"A"}
 
 
 def test_what_is_no_python_counts_by_its_bytes():
