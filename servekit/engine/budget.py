@@ -42,6 +42,7 @@ class Budget:
         self._host = host or Host()
         self._placement: Placement | None = None
         self._reserved: dict[str, list[str]] = {}
+        self._memory: dict[str, int] = {}
         self._app: AppSpec | None = None
         self._starts = Starts(settings.start_parallel or max(2, self._host.cores()))
         self._numbers = count()
@@ -116,31 +117,46 @@ class Budget:
     # -- one replica -------------------------------------------------------------------------
 
     def place(self, replica: str, spec: ServiceSpec) -> tuple[str, ...]:
-        """Give a replica its GPUs; returns their ids.
+        """Give a replica its memory and its GPUs; returns their ids.
 
         Raises:
-            ResourceError: There is no room.
+            ResourceError: There is no room beside the replicas that run.
         """
-        if not spec.needs.gpu:
-            return ()
-        assert self._placement is not None
-        if reserved := self._reserved.get(spec.name):
-            return self._placement.hand_over(reserved.pop(0), replica)
-        return self._placement.place(replica, spec.needs.gpu)
+        needs = spec.needs
+        held, total = sum(self._memory.values()), self._host.memory()
+        if needs.memory and total and held + needs.memory > total:
+            raise ResourceError(
+                f"{replica} asks for {_size(needs.memory)} of memory; of the {_size(total)} that this "
+                f"machine has, {_size(held)} are others'"
+            )
+        devices: tuple[str, ...] = ()
+        if needs.gpu:
+            assert self._placement is not None
+            if reserved := self._reserved.get(spec.name):
+                devices = self._placement.hand_over(reserved.pop(0), replica)
+            else:
+                devices = self._placement.place(replica, needs.gpu)
+        self._memory[replica] = needs.memory
+        return devices
 
     def release(self, replica: str) -> None:
         """Take back what a replica holds."""
+        self._memory.pop(replica, None)
         if self._placement is not None:
             self._placement.release(replica)
 
     @asynccontextmanager
-    async def turn(self, spec: ServiceSpec) -> AsyncGenerator[None]:
+    async def turn(self, spec: ServiceSpec, *, restart: bool = False) -> AsyncGenerator[None]:
         """Wait until a replica may load, which it does within the block.
+
+        Args:
+            spec: Its service.
+            restart: It takes the place of one that was ready, so it goes before others.
 
         Raises:
             ResourceError: It has waited for memory as long as it may take to start.
         """
-        start = self._start(spec)
+        start = self._start(spec, restart=restart)
         turn = self._turns[start] = asyncio.get_running_loop().create_future()
         self._starts.ask(start)
         try:
@@ -172,7 +188,7 @@ class Budget:
         while (start := self._starts.next(self._host.available)) is not None:
             self._turns[start].set_result(None)
 
-    def _start(self, spec: ServiceSpec) -> Start:
+    def _start(self, spec: ServiceSpec, *, restart: bool) -> Start:
         services = {} if self._app is None else {s.name: s for s in self._app.services}
         return Start(
             number=next(self._numbers),
@@ -180,6 +196,7 @@ class Budget:
             rank=list(services).index(spec.name) if spec.name in services else len(services),
             memory=spec.needs.memory,
             needs=frozenset(_needed(spec, services, set())),
+            restart=restart,
         )
 
 

@@ -1,7 +1,7 @@
 """Which replicas may load at the same time: a pure state machine.
 
-Loading a model takes cores and memory that serving it doesn't, so replicas take turns: dependencies
-before those that call them, at most so many at once, and one that says how much memory it needs waits
+Loading a model takes cores and memory that serving it doesn't, so replicas take turns: those that
+replace lost ones first, dependencies before those that call them, at most so many at once, and one that says how much memory it needs waits
 while others load and too little is left. A service that a loading one depends on goes at once, as it
 may be what that one waits for.
 """
@@ -19,6 +19,7 @@ class Start(NamedTuple):
         rank: Lower goes first.
         memory: Bytes that it says it needs; 0 does not say.
         needs: The services that it depends on, directly or not.
+        restart: It takes the place of one that was ready.
     """
 
     number: int
@@ -26,6 +27,7 @@ class Start(NamedTuple):
     rank: int = 0
     memory: int = 0
     needs: frozenset[str] = frozenset()
+    restart: bool = False
 
 
 class Starts:
@@ -47,7 +49,7 @@ class Starts:
     def ask(self, start: Start) -> None:
         """Queue a replica."""
         self._waiting.append(start)
-        self._waiting.sort(key=lambda start: (start.rank, start.number))
+        self._waiting.sort(key=lambda start: (not start.restart, start.rank, start.number))
 
     def end(self, start: Start) -> None:
         """Take note that a replica has loaded, or that it doesn't want to any more."""

@@ -35,6 +35,7 @@ from servekit.engine.control import (
 from servekit.engine.description import Described
 from servekit.engine.front import Front, bind
 from servekit.engine.member import Member, State, spawn
+from servekit.engine.numbers import bounded, bounds, initial, resized
 from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
@@ -119,7 +120,7 @@ class Supervisor:
             ResourceError: The machine has less than the app asks for.
             SetupError: A replica could not start; nothing is left running.
         """
-        await self._budget.admit(self.app, ((s, _number(s.replicas)) for s in self.app.services))
+        await self._budget.admit(self.app, ((s, initial(s.replicas)) for s in self.app.services))
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
@@ -146,7 +147,7 @@ class Supervisor:
         await self._budget.admit(
             app,
             (
-                (s, _number(s.replicas) if s in (*new, *changed) else self._pools[s.name].desired)
+                (s, initial(s.replicas) if s in (*new, *changed) else self._running(s.name))
                 for s in app.services
             ),
         )
@@ -191,13 +192,21 @@ class Supervisor:
                 raise NotFound(
                     f"no service {name!r} runs here.{suggest(name, [*self._pools])}", started=False
                 )
-        policies = {name: self._pools[name].resized(number) for name, number in wanted.items()}
+        policies = {
+            name: resized(self._pools[name].policy, number, name=name)
+            for name, number in wanted.items()
+        }
         self._budget.check(
-            (pool.spec, pool.within(policies.get(name, pool.policy)))
+            (pool.spec, self._running(name, policies.get(name)))
             for name, pool in self._pools.items()
         )
         for name, policy in policies.items():
             self._pools[name].resize(policy)
+
+    def _running(self, name: str, policy: int | Autoscale | None = None) -> int:
+        """Return for how many replicas there must be room: beyond those, the load may wait."""
+        pool = self._pools[name]
+        return bounded(pool.policy if policy is None else policy, len(pool.alive))
 
     async def leave(self) -> None:
         """Say that the app is not ready any more, but go on as before."""
@@ -377,7 +386,7 @@ class Supervisor:
                     name=name,
                     version=pool.spec.version,
                     state=pool.targets().state,
-                    bounds=_bounds(pool.policy),
+                    bounds=bounds(pool.policy),
                     desired=pool.desired,
                     restarts=sum(pool.restarts.values()),
                     replicas=[
@@ -396,12 +405,3 @@ class Supervisor:
                 for name, pool in self._pools.items()
             ],
         )
-
-
-def _number(policy: int | Autoscale) -> int:
-    """Return how many replicas to start with."""
-    return policy.start if isinstance(policy, Autoscale) else policy
-
-
-def _bounds(policy: int | Autoscale) -> str:
-    return f"{policy.min}..{policy.max}" if isinstance(policy, Autoscale) else str(policy)

@@ -46,7 +46,17 @@ class Root:
     beside = sk.depends(Beside)
 
 
+@sk.service(memory="2GiB")
+class Big: ...
+
+
+@sk.service(memory="512MiB")
+class Small:
+    big = sk.depends(Big)
+
+
 APP = describe(Root)
+PLAIN = describe(Small)
 
 
 def numbers(app):
@@ -72,7 +82,7 @@ async def test_memory_that_is_not_there_is_refused_with_who_asks():
 
 async def test_what_fits_together_is_placed_together(caplog):
     """In the order of their start, both thirds would go to one device, and no two thirds fit."""
-    found = budget()
+    found = budget(Machine(memory=16 * GIB))
     await found.admit(APP, numbers(APP))
     child, beside, root = APP.services
     assert found.place("Root-1", root) == ()
@@ -124,6 +134,27 @@ async def test_other_numbers_are_checked_for_an_empty_machine():
         found.check([(child, 4), (beside, 2), (root, 1)])
     with pytest.raises(ResourceError, match="Beside #3 asks gpu=0.7"):
         found.check([(child, 0), (beside, 3), (root, 1)])
+
+
+async def test_what_runs_already_leaves_less_memory_for_one_more():
+    """An autoscaler asks for replicas that nobody counted when the app was admitted."""
+    found = budget(Machine(memory=7 * GIB))
+    big, small = PLAIN.services
+    for number in range(3):
+        found.place(f"Big-{number}", big)
+    found.place("Small-1", small)
+    with pytest.raises(ResourceError, match=r"Big-9 asks for 2 GiB .* of the 7 GiB .* 6.5 GiB"):
+        found.place("Big-9", big)
+    found.place("Small-2", small)
+    found.release("Big-0")
+    found.release("Big-0")
+    found.place("Big-9", big)
+
+
+async def test_where_the_memory_is_not_known_none_is_refused():
+    found = budget(Machine(memory=0))
+    big, _ = PLAIN.services
+    assert [found.place(f"Big-{n}", big) for n in range(99)] == [()] * 99
 
 
 async def test_cores_are_a_warning(caplog):

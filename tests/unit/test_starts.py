@@ -41,6 +41,12 @@ def test_at_most_so_many_at_once_and_dependencies_first():
     assert take(queue) == []
 
 
+def test_what_replaces_a_lost_one_goes_before_what_is_more():
+    more = [Start(0, "Child", rank=0), Start(1, "Root", rank=1)]
+    again = [Start(2, "Root", rank=1, restart=True), Start(3, "Child", rank=0, restart=True)]
+    assert take(starts(9, *more, *again)) == [*reversed(again), *more]
+
+
 def test_what_a_loading_one_may_wait_for_goes_at_once():
     """Else replicas that call a dependency while they load would hold its turn until they time out."""
     root = [Start(n, "Root", rank=2, needs=frozenset({"Child", "Deep"})) for n in range(2)]
