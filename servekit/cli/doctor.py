@@ -23,7 +23,7 @@ from servekit.version import __version__
 _MARKS: Final = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("fail", "bold red")}
 _FEW_FILES: Final = 4096
 _TOO_FEW_FILES: Final = 256
-_EXTRAS: Final = ("ray", "onnx", "torch", "grpc", "docker", "redis", "otel")
+_EXTRAS: Final = ("gpu", "ray", "onnx", "torch", "grpc", "docker", "redis", "otel")
 _REQUIREMENT: Final = re.compile(
     r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?(?P<range>[^;]*)(?:;.*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?"
 )
@@ -197,9 +197,13 @@ def _uvloop() -> Finding:
 
 
 def _gpus(settings: Settings) -> Finding:
-    from servekit.engine.devices import detect  # noqa: PLC0415
+    from servekit.engine.devices import NOT_ASKED, detect, is_not_asked  # noqa: PLC0415
     from servekit.engine.placement import Placement  # noqa: PLC0415
 
+    if settings.gpus is None and is_not_asked():
+        return Finding(
+            "GPUs", "warn", "a driver is there, nvidia-ml-py to ask it is not", NOT_ASKED
+        )
     found = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
     text = ", ".join(
         device.id + (f": {device.memory / 2**30:.0f} GiB" if device.memory else "")

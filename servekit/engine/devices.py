@@ -1,5 +1,7 @@
 """Which GPUs this machine has, asked of the driver (NVML) once before anything is placed.
 
+NVML is asked through nvidia-ml-py, the extra `gpu`; without it there is no GPU.
+
 Devices are numbered by PCI bus, as nvidia-smi does; so whoever hands a replica its numbers in
 `CUDA_VISIBLE_DEVICES` also sets `CUDA_DEVICE_ORDER=PCI_BUS_ID`, as CUDA's own default order is by
 speed. A device that is cut into slices (MIG) is not there itself: its slices are, by their UUIDs.
@@ -9,6 +11,8 @@ import contextlib
 import importlib
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from servekit.engine.placement import Device, Inventory
@@ -16,8 +20,16 @@ from servekit.observe.log import get_logger
 
 _log = get_logger("servekit.devices")
 
+_DRIVER = (Path("/proc/driver/nvidia"), Path("/dev/nvidiactl"))
+NOT_ASKED = "pip install 'servekit[gpu]', or say how many there are with SERVEKIT_GPUS"
+"""What to do where `is_not_asked`."""
 _TIMEOUT_S = 20.0
 """A driver that nobody keeps loaded takes a second or two per device to come up."""
+
+
+def is_not_asked() -> bool:
+    """Return whether there is a driver, but nothing that could ask it which GPUs it drives."""
+    return find_spec("pynvml") is None and any(path.exists() for path in _DRIVER)
 
 
 class _Found(NamedTuple):
@@ -34,7 +46,8 @@ def detect(
 ) -> Inventory:
     """Return the GPUs that replicas may use.
 
-    No driver means no GPU, and so does one that fails or doesn't answer in 20 s, with a log line.
+    No driver means no GPU. So does a driver that nvidia-ml-py is missing for, that fails, or that
+    doesn't answer in 20 s; then a log line says so.
 
     Args:
         declared: Act as if there were so many, of unknown size (`SERVEKIT_GPUS`).
@@ -54,6 +67,10 @@ def detect(
 def _in_time(nvml: Any) -> list[_Found]:
     """Ask the driver in a thread, which is left behind when it hangs."""
     found: list[_Found] = []
+    if nvml is None and find_spec("pynvml") is None:
+        if is_not_asked():
+            _log.warning("there is a GPU driver, but not nvidia-ml-py to ask it", fix=NOT_ASKED)
+        return found
 
     def ask() -> None:
         try:

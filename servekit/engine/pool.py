@@ -90,6 +90,7 @@ class Pool:
         self._wake = asyncio.Event()
         self._failures = 0
         self._retry_at = 0.0
+        self._failed_at = 0.0
         self._scaler: Scaler | None = None
         self._next = ""
         self._spawning = 0
@@ -223,6 +224,11 @@ class Pool:
 
     async def abandon(self) -> None:
         """End what was prepared; the next revision will not be adopted."""
+        if self._yielded:
+            _log.error(
+                "what left for the new code starts again, from the code that is there now",
+                service=self.spec.name,
+            )
         prepared = [m for m in self.alive if m.spec.revision == self._next]
         self._next, self._yielded = "", 0
         self._wake.set()
@@ -343,6 +349,7 @@ class Pool:
     def _failed(self, cause: str, failures: int) -> None:
         """Take note of a failure; of those that began side by side, one counts."""
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
+        self._failed_at = now()
         if self._failures == failures:
             delay = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
             self._failures += 1
@@ -376,7 +383,8 @@ class Pool:
                 member.state = well
                 _log.warning("replica health", replica=member.id, state=well, why=member.trouble)
                 self._changed()
-            if well is State.READY and now() - member.ready_at > _PROVEN_S:
+            # One that was there before says nothing of those that fail.
+            if well is State.READY and self._failed_at < member.ready_at < now() - _PROVEN_S:
                 self._failures = 0
             if member.failing_since and now() - member.failing_since > KILL_AFTER_S:
                 _log.error("replica hangs, killing it", replica=member.id)

@@ -78,6 +78,7 @@ class Supervisor:
         self._pools: dict[str, Pool] = {}
         self._serial = 0
         self._last_replica = 0
+        self._not_rolled: dict[str, int] = {}
         self._closing = False
         self._started_at = now()
         self._metrics = Metrics(replica="supervisor")
@@ -139,8 +140,8 @@ class Supervisor:
         Raises:
             AuthorError: A new replica could not start; the old revision goes on.
         """
-        app = described.app
-        assert app is not None
+        assert described.app is not None
+        app = self._without_doubt(described.app)
         old = {name: pool.spec for name, pool in self._pools.items()}
         new = [s for s in app.services if s.name not in old]
         changed = [s for s in app.services if s.name in old and s.revision != old[s.name].revision]
@@ -161,6 +162,8 @@ class Supervisor:
             )
         except BaseException:
             self._search_path = before
+            for spec in changed:
+                self._not_rolled.setdefault(spec.name, self._last_replica)
             await asyncio.gather(
                 *(self._pools.pop(name).close(0.0) for name in added),
                 *(self._pools[spec.name].abandon() for spec in changed),
@@ -168,6 +171,7 @@ class Supervisor:
             raise
         self.app = app
         await self._front.serve(app)
+        self._not_rolled.clear()
         for spec in changed:
             self._pools[spec.name].adopt(spec)
         for name in old.keys() - {s.name for s in app.services}:
@@ -175,6 +179,25 @@ class Supervisor:
             self._tasks.spawn(closing, name=f"close {name}")
         self._publish()
         return [*added, *(spec.name for spec in changed)]
+
+    def _without_doubt(self, app: AppSpec) -> AppSpec:
+        """Give another revision to what may run code that was edited and is as it was again.
+
+        A replica that starts after a roll has failed runs what is on the disk then.
+        """
+
+        def started_since(name: str) -> bool:
+            since = self._not_rolled.get(name)
+            members = self._pools[name].members if since is not None else []
+            return any(int(m.id.rpartition("-")[2]) > (since or 0) for m in members)
+
+        services = (
+            msgspec.structs.replace(spec, code=f"{spec.code}+")
+            if started_since(spec.name) and spec.revision == self._pools[spec.name].spec.revision
+            else spec
+            for spec in app.services
+        )
+        return msgspec.structs.replace(app, services=tuple(services))
 
     def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
         """Have other numbers of replicas, each until its service's code changes.

@@ -183,5 +183,17 @@ def test_a_driver_that_hangs_is_waited_for_so_long_and_not_longer(monkeypatch, c
             thread.join(10)
 
 
+@pytest.mark.parametrize("driver", [True, False])
+def test_without_nvidia_ml_py_there_is_no_gpu_and_a_driver_is_pointed_out(
+    driver, monkeypatch, caplog, tmp_path
+):
+    monkeypatch.setattr(devices, "find_spec", lambda _: None)
+    monkeypatch.setattr(devices, "_DRIVER", (tmp_path if driver else tmp_path / "none",))
+    assert detect() == ()
+    assert devices.is_not_asked() is driver
+    assert ("pip install 'servekit[gpu]'" in caplog.text) is driver
+    assert detect(declared=1) == (Device(id="0"),)
+
+
 def test_this_machines_own_driver_is_asked():
     assert isinstance(detect(), tuple)

@@ -34,6 +34,8 @@ class Replica:
         self.ready_at = 0.0
         self.stats = Stats()
         self.rate_per_s = 0.0
+        self.trouble = ""
+        self.failing_since = None
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.drained = asyncio.Event()
 
@@ -49,6 +51,10 @@ class Replica:
         if self.state is State.STARTING:
             self.state, self.ready_at = State.STANDBY, float(self.process.pid)
         return Started(address="unix:/x")
+
+    async def check(self) -> None: ...
+
+    async def count(self) -> None: ...
 
     async def drain(self, _: float) -> None:
         self.state = State.DRAINING
@@ -468,3 +474,23 @@ async def test_other_bounds_move_the_number_at_once(until):
 async def test_numbers_that_a_service_does_not_take(replicas, wanted, error, text):
     with pytest.raises(error, match=text):
         resized(replicas, wanted, name="S")
+
+
+async def test_one_that_is_well_does_not_end_the_back_off_of_others_that_fail(until, monkeypatch):
+    """Else one more that can't start would be tried again each second, for ever."""
+    monkeypatch.setattr(module, "_PROVEN_S", -1.0)
+    stage = await Stage(1).started()
+    stage.pool.resize(2)
+    for number in range(2, 5):
+        await until(lambda number=number: len(stage.replicas) == number)
+        stage.replicas[-1].loaded.set_exception(SetupError("no weights"))
+        await until(lambda number=number: stage.pool._failures == number - 1)
+        await stage.pool.check()
+        assert stage.pool._failures == number - 1
+    await until(lambda: len(stage.replicas) == 5)
+    stage.load()
+    await until(lambda: stage.states().count("ready") == 2)
+    stage.replicas[-1].ready_at = module.now()
+    await stage.pool.check()
+    assert stage.pool._failures == 0
+    await stage.close()
