@@ -110,6 +110,8 @@ class Settings:
             so that balancers can go elsewhere first.
         drain_s: Longest wait for running calls at shutdown, after that delay.
         start_timeout_s: Longest time for a replica to become ready.
+        start_parallel: Replicas of an app that may load at the same time; None is as many as
+            there are cores, at least 2.
     """
 
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error", "critical"))
@@ -124,6 +126,7 @@ class Settings:
     drain_delay_s: float = _setting(5.0, _seconds)
     drain_s: float = _setting(20.0, _seconds)
     start_timeout_s: float = _setting(600.0, _seconds)
+    start_parallel: int | None = _setting(None, _whole(1, 1024))
 
     @classmethod
     def load(

@@ -23,7 +23,7 @@ from servekit.version import __version__
 _MARKS: Final = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("fail", "bold red")}
 _FEW_FILES: Final = 4096
 _TOO_FEW_FILES: Final = 256
-_EXTRAS: Final = ("ray", "onnx", "torch", "grpc", "docker", "redis", "otel")
+_EXTRAS: Final = ("gpu", "ray", "onnx", "torch", "grpc", "docker", "redis", "otel")
 _REQUIREMENT: Final = re.compile(
     r"(?P<name>[\w.-]+)(?:\[[^\]]*\])?(?P<range>[^;]*)(?:;.*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?"
 )
@@ -106,16 +106,15 @@ def _python() -> Finding:
 
 
 def _platform() -> Finding:
-    found = f"{platform.system()} {platform.release()} on {platform.machine()}, {_cpus()} CPUs"
+    from servekit.engine.host import Host  # noqa: PLC0415
+
+    host = Host()
+    found = f"{platform.system()} {platform.release()} on {platform.machine()}, {host.cores()} CPUs"
+    if memory := host.memory():
+        found += f", {memory / 2**30:.1f} GiB"
     if sys.platform not in ("linux", "darwin"):
         return Finding("platform", "fail", found, "use Linux or macOS; on Windows, WSL 2")
     return Finding("platform", "ok", found)
-
-
-def _cpus() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _packages() -> Iterator[Finding]:
@@ -198,9 +197,13 @@ def _uvloop() -> Finding:
 
 
 def _gpus(settings: Settings) -> Finding:
-    from servekit.engine.devices import detect  # noqa: PLC0415
+    from servekit.engine.devices import NOT_ASKED, detect, is_not_asked  # noqa: PLC0415
     from servekit.engine.placement import Placement  # noqa: PLC0415
 
+    if settings.gpus is None and is_not_asked():
+        return Finding(
+            "GPUs", "warn", "a driver is there, nvidia-ml-py to ask it is not", NOT_ASKED
+        )
     found = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
     text = ", ".join(
         device.id + (f": {device.memory / 2**30:.0f} GiB" if device.memory else "")

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Coroutine
+from contextvars import Context
 from typing import Any, Final
 
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
@@ -16,9 +17,16 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
+    def spawn(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        *,
+        name: str = "",
+        context: Context | None = None,
+    ) -> asyncio.Task[Any]:
         """Run a coroutine in this scope; an exception it raises goes to the loop's handler."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=name or None)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(coroutine, name=name or None, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

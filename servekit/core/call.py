@@ -7,7 +7,7 @@ can wrap any of them. Nothing here does I/O.
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -49,6 +49,7 @@ class _OnThisSide:
     """What belongs to a call, but is not in its header on the wire."""
 
     payload: Payload = EMPTY
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     chunks: AsyncIterator[Payload] | None = None
     deadline: float | None = None
     retries: int = 2
@@ -75,6 +76,8 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
         promises: Calls whose results are arguments of this one, for the callee to make, encoded by
             `runtime/promise.py`, or b""; their payloads' segments lie behind this one's.
         payload: The arguments, still encoded.
+        arguments: The arguments themselves, in place of a payload: the callee is in this process.
+            Then the answer's values, too, are handed over as they are.
         chunks: What follows the payload, as it comes, for input that streams; it is read once, so
             a call can't be sent again after that.
         deadline: Absolute, on `now`'s clock; None waits for ever. Travels as the time left.
@@ -114,22 +117,25 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
 class Reply(msgspec.Struct, eq=False):
     """The good answer to a call; failures are raised as `CallError`.
 
-    Exactly one of `payload` and `stream` is set. A stream that is not read to its end must be
-    closed with `aclose()`, which cancels the work behind it.
+    Either `payload` or `stream` is set, or neither: then `value` is the answer to a call that
+    brought `arguments`. A stream that is not read to its end must be closed with `aclose()`,
+    which cancels the work behind it.
 
     Attributes:
         payload: The whole answer.
-        stream: Its chunks, as they come.
+        stream: Its chunks, as they come; values where the call brought `arguments`.
         queue_s: Seconds the call waited in the replica before it ran.
         version: Version label of the service that answered.
         replica: Id of the replica that answered.
+        value: The whole answer, not encoded.
     """
 
     payload: Payload | None = None
-    stream: AsyncIterator[Payload] | None = None
+    stream: AsyncIterator[Any] | None = None
     queue_s: float = 0.0
     version: str = ""
     replica: str = ""
+    value: Any = None
 
     async def aclose(self) -> None:
         """Stop the stream, if there is one, and the work behind it."""

@@ -37,7 +37,7 @@ class Backlog:
         Raises:
             ConfigError: That can't be done.
         """
-        if self._store is not None or not any(map(_has_tasks, app.services)):
+        if self._store is not None or not any(service.has_tasks for service in app.services):
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class Backlog:
 
     def file(self, service: ServiceSpec) -> str:
         """Return the file for a service's replicas; "" if they need none."""
-        return str(self._folder / FILE) if _has_tasks(service) else ""
+        return str(self._folder / FILE) if service.has_tasks else ""
 
     async def look(self) -> Mapping[str, int]:
         """Return how many jobs could be claimed now, by service."""
@@ -82,7 +82,3 @@ class Backlog:
         if self._store is not None:
             await self._store.close()
             self._store = None
-
-
-def _has_tasks(service: ServiceSpec) -> bool:
-    return any(endpoint.task is not None for endpoint in service.endpoints)

@@ -32,6 +32,7 @@ class StartReplica(msgspec.Struct, frozen=True):
         address: Where to listen.
         folder: The app's private folder.
         jobs: File that keeps the jobs of its tasks; "" if it has none.
+        table: As it is when the process takes the order.
     """
 
     spec: ServiceSpec
@@ -39,7 +40,7 @@ class StartReplica(msgspec.Struct, frozen=True):
     search_path: tuple[str, ...]
     address: str
     folder: str
-    table: Table
+    table: Table = Table()
     jobs: str = ""
 
 

@@ -6,11 +6,9 @@ code prints while it is imported goes to stderr, where it belongs.
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import signal
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -25,7 +23,7 @@ class Described(msgspec.Struct, frozen=True):
     Attributes:
         app: None when it can't be described.
         search_path: Folders that loading it put onto `sys.path`.
-        sources: Files of the modules that it imported from outside of Python's installation.
+        sources: Files of the author's modules that it imported, or that its functions would.
         error: What is wrong, one line.
         trace: The user's exception, when it was one.
     """
@@ -85,45 +83,25 @@ async def _read_all(fd: int) -> bytes:
 
 
 def _describe(target: str) -> Described:
-    from servekit.spec.describe import describe, own_sources  # noqa: PLC0415
+    from servekit.spec.describe import describe  # noqa: PLC0415
+    from servekit.spec.own import OwnModules  # noqa: PLC0415
     from servekit.spec.target import load  # noqa: PLC0415
 
     before = set(sys.path)
+    own = OwnModules()
     try:
-        app = describe(load(target))
+        app = describe(load(target), own)
     except AuthorError as error:
         cause = error.__cause__
         trace = user_traceback(cause) if isinstance(error, SetupError) and cause else ""
         return Described(error=str(error), trace=trace)
     except Exception as error:  # noqa: BLE001  (user code runs at import)
         return Described(error=f"describing {target} raised", trace=user_traceback(error))
-    sources = own_sources()
     return Described(
-        app=_with_shared_code(app, sources),
+        app=app,
         search_path=tuple(path for path in sys.path if path not in before),
-        sources=tuple(map(str, sources)),
+        sources=tuple(map(str, own.files())),
     )
-
-
-def _with_shared_code(app: AppSpec, sources: tuple[Path, ...]) -> AppSpec:
-    """Let every service's digest cover the author's modules that hold no service themselves.
-
-    A service's own module is in its digest already; who imports which helper is not looked into.
-    """
-    named = {service.target.rpartition(":")[0] for service in app.services}
-    holders = {Path(getattr(sys.modules.get(name), "__file__", None) or name) for name in named}
-    shared = hashlib.sha256()
-    for source in sources:
-        if source not in {holder.resolve() for holder in holders}:
-            shared.update(source.read_bytes())
-    services = [
-        msgspec.structs.replace(
-            service,
-            code=hashlib.sha256(service.code.encode() + shared.digest()).hexdigest()[:12],
-        )
-        for service in app.services
-    ]
-    return AppSpec(root=app.root, services=tuple(services))
 
 
 def _main(target: str, fd: int) -> None:

@@ -2,7 +2,7 @@
 
 For tests and notebooks. Every service is a real replica on one background event loop, joined to its
 callers by in-memory connections, so what works here works in processes, and what can't be sent
-there can't be sent here.
+there can't be sent here. Colocated ones are joined as they are in a process.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from servekit.core.background import loop_in_thread
@@ -18,10 +18,16 @@ from servekit.core.call import Call, Handler, Payload, Reply
 from servekit.core.job import JOBS
 from servekit.errors import NotFound
 from servekit.jobs.sqlite import MEMORY, SqliteStore
+from servekit.runtime.group import Group
 from servekit.runtime.handle import Options, ServiceHandle
 from servekit.runtime.replica import Replica
 from servekit.spec.app import AppSpec
-from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
+from servekit.spec.definition import (
+    DependencyDefinition,
+    EndpointDefinition,
+    ServiceDefinition,
+    definition,
+)
 from servekit.spec.describe import describe
 from servekit.spec.graph import Dependency, ServiceRef, ref
 from servekit.spec.schema import OutputSchema
@@ -72,7 +78,7 @@ class _Graph:
     ) -> None:
         self._loop = loop
         self._fakes = {(o.owner, o.attribute): fake for o, fake in overrides.items()}
-        self._replicas: list[Replica] = []
+        self._closing: list[Group | Replica] = []
         self._connections: list[Connection] = []
         self._handlers: dict[str, Handler] = {}
         self._store: SqliteStore | None = None
@@ -82,6 +88,9 @@ class _Graph:
         if args:
             root = ref(target, name=root.name, args=args).definition
         app = describe(ServiceRef[Any](root))
+        if any(service.has_tasks for service in app.services):
+            self._store = SqliteStore(MEMORY)
+            await self._store.open()
         try:
             await self._start(root, app)
         except BaseException:
@@ -95,21 +104,16 @@ class _Graph:
     async def _start(self, found: ServiceDefinition, app: AppSpec) -> None:
         if found.name in self._handlers:
             return
-        handles: dict[str, object] = {}
-        for edge in found.dependencies.values():
-            # The class in the MRO that declares the dependency is what its key names.
-            owner = next(base for base in found.cls.__mro__ if edge.attribute in vars(base))
-            key = (owner, edge.attribute)
-            if key in self._fakes:
-                handler = await self._fake(self._fakes[key], edge.target, app)
-            else:
-                await self._start(edge.target, app)
-                handler = self._handlers[edge.target.name]
-            options = Options(timeout_s=edge.timeout_s, retries=edge.retries)
-            handles[edge.attribute] = ServiceHandle(
-                edge.target, edge.target.name, handler, self._loop, options
-            )
-        replica = await self._replica(found, app, handles)
+        group = Group(
+            found, app.service(found.name), replica_id=f"{found.name}-local", store=self._store
+        )
+        try:
+            await group.start(partial(self._handle, app))
+        except BaseException:
+            await group.stop()
+            raise
+        self._closing.append(group)
+        replica = group.own
         hello = Hello(service=found.name, replica=replica.id)
         server = Connection(hello, client=False, handler=replica, own_load=replica.load)
         client = Connection(Hello(), client=True)
@@ -117,17 +121,21 @@ class _Graph:
         self._connections.append(client)
         self._handlers[found.name] = client.call
 
-    async def _replica(
-        self, found: ServiceDefinition, app: AppSpec, handles: Mapping[str, object]
-    ) -> Replica:
-        if self._store is None and _tasks(found):
-            self._store = SqliteStore(MEMORY)
-            await self._store.open()
-        spec = app.service(found.name)
-        replica = Replica(found, spec, replica_id=f"{found.name}-local", store=self._store)
-        self._replicas.append(replica)
-        await replica.start(handles)
-        return replica
+    async def _handle(
+        self, app: AppSpec, service: ServiceDefinition, edge: DependencyDefinition
+    ) -> ServiceHandle | None:
+        # The class in the MRO that declares the dependency is what its key names.
+        owner = next(base for base in service.cls.__mro__ if edge.attribute in vars(base))
+        key = (owner, edge.attribute)
+        if key in self._fakes:
+            handler = await self._fake(self._fakes[key], edge.target, app)
+        elif edge.colocate:
+            return None
+        else:
+            await self._start(edge.target, app)
+            handler = self._handlers[edge.target.name]
+        options = Options(timeout_s=edge.timeout_s, retries=edge.retries)
+        return ServiceHandle(edge.target, edge.target.name, handler, self._loop, options)
 
     async def _fake(self, fake: object, found: ServiceDefinition, app: AppSpec) -> Handler:
         """Return a `Handler` over a fake; what stands for a task runs as jobs of a real replica."""
@@ -142,7 +150,10 @@ class _Graph:
             hooks={},
             args={},
         )
-        replica = await self._replica(stands_in, app, {})
+        spec = app.everything()[found.name]
+        replica = Replica(stands_in, spec, replica_id=f"{found.name}-local", store=self._store)
+        self._closing.append(replica)
+        await replica.start({})
 
         async def handle(call: Call) -> Reply:
             is_task = call.endpoint.partition(JOBS)[0] in tasks
@@ -153,8 +164,8 @@ class _Graph:
     async def stop(self) -> None:
         while self._connections:
             await self._connections.pop(0).close()
-        while self._replicas:
-            await self._replicas.pop().stop()
+        while self._closing:
+            await self._closing.pop().stop()
         if self._store is not None:
             await self._store.close()
 

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+
+import msgspec
 
 from servekit.core.call import now
 from servekit.engine.control import Health, Nothing, Started, StartReplica, Stats, Verb, ask
 from servekit.engine.process import Process
-from servekit.engine.table import Target
+from servekit.engine.table import Table, Target
 from servekit.errors import CallError, SetupError, WireError
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
@@ -37,6 +39,7 @@ class Member:
     Args:
         order: What it is to become.
         process: Its process.
+        table: Returns the routing table.
 
     Attributes:
         state: Where it is in its life.
@@ -46,8 +49,11 @@ class Member:
         trouble: What its health hooks said last; "" when well.
     """
 
-    def __init__(self, order: StartReplica, process: Process) -> None:
+    def __init__(
+        self, order: StartReplica, process: Process, table: Callable[[], Table] = Table
+    ) -> None:
         self._order = order
+        self._table = table
         self._probe: Connection | None = None
         self.spec = order.spec
         self.process = process
@@ -72,7 +78,7 @@ class Member:
             SetupError: User code raised, the process died, or it took too long.
         """
         asking = asyncio.ensure_future(
-            self.process.ask("start", self._order, answer=Started, timeout_s=timeout_s)
+            self.process.ask("start", self._to_start, answer=Started, timeout_s=timeout_s)
         )
         asking.add_done_callback(_seen)
         await asyncio.wait([asking, self.process.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -91,6 +97,10 @@ class Member:
         if self.state is State.STARTING:  # else it was told to leave meanwhile
             self.state, self.ready_at = State.STANDBY, now()
         return started
+
+    def _to_start(self) -> StartReplica:
+        # While the process came up the table may have changed, and it was told of nothing.
+        return msgspec.structs.replace(self._order, table=self._table())
 
     async def check(self) -> None:
         """Probe it through its data socket, and take its figures.
@@ -161,9 +171,13 @@ async def spawn(
     *,
     verbs: Mapping[str, Verb],
     env: Mapping[str, str],
+    table: Callable[[], Table],
 ) -> Member:
     """Start a replica's process; it waits for its order."""
     process = await Process.spawn(
-        order.replica, "servekit.engine.replica_worker", verbs=verbs, env={**order.spec.env, **env}
+        order.replica,
+        "servekit.engine.replica_worker",
+        verbs=verbs,
+        env={**order.spec.environment, **env},
     )
-    return Member(order, process)
+    return Member(order, process, table)

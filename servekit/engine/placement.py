@@ -1,8 +1,9 @@
 """Which GPUs each replica gets: a pure allocator.
 
 A share below 1 goes to the fullest device that still has room for it (best fit), which leaves whole
-devices free for those who need them; whole numbers take devices that nobody uses. What can't be
-met is refused with what is there and what was asked; nothing falls back to the CPU.
+devices free for those who need them; whole numbers take devices that nobody uses. A slice of a
+device (MIG) counts as one, but a process can use only one slice, so two or more are whole devices.
+What can't be met is refused with what is there and what was asked; nothing falls back to the CPU.
 """
 
 import math
@@ -22,20 +23,26 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: As `CUDA_VISIBLE_DEVICES` takes it.
         memory: Bytes; 0 is not known.
+        is_slice: It is a part of a device, cut by the driver (MIG).
     """
 
     id: str
     memory: int = 0
+    is_slice: bool = False
 
 
 Inventory: TypeAlias = tuple[Device, ...]
 
 
 class Placement:
-    """Who holds how much of which device."""
+    """Who holds how much of which device.
+
+    Args:
+        inventory: The devices.
+    """
 
     def __init__(self, inventory: Inventory) -> None:
-        self._inventory = inventory
+        self.inventory = inventory
         self._shares: dict[str, dict[str, float]] = {device.id: {} for device in inventory}
 
     def place(self, replica_id: str, gpu: float) -> tuple[str, ...]:
@@ -56,7 +63,11 @@ class Placement:
         if gpu < 1:
             chosen = self._fullest_with_room(gpu) if gpu > 0 else ()
         else:
-            free = [id_ for id_, holders in self._shares.items() if not holders]
+            free = [
+                device.id
+                for device in self.inventory
+                if not self._shares[device.id] and (gpu == 1 or not device.is_slice)
+            ]
             chosen = tuple(free[: math.ceil(gpu)])
         if gpu > 0 and len(chosen) < math.ceil(gpu):
             raise ResourceError(
@@ -67,7 +78,7 @@ class Placement:
         return chosen
 
     def place_all(self, requests: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
-        """Place many replicas, or none: the largest first, which packs best.
+        """Place many replicas, or none: the largest first, which packs well.
 
         Raises:
             ResourceError: They don't all fit; nothing has changed.
@@ -82,6 +93,13 @@ class Placement:
             raise
         return {replica_id: placed[replica_id] for replica_id in requests}
 
+    def hand_over(self, holder: str, replica_id: str) -> tuple[str, ...]:
+        """Let a replica have what was reserved under another name; returns the devices."""
+        for holders in self._shares.values():
+            if holder in holders:
+                holders[replica_id] = holders.pop(holder)
+        return tuple(id_ for id_, holders in self._shares.items() if replica_id in holders)
+
     def release(self, replica_id: str) -> None:
         """Take back what a replica holds; one that holds nothing changes nothing."""
         for holders in self._shares.values():
@@ -93,14 +111,14 @@ class Placement:
 
     def describe(self) -> str:
         """Return the devices and their use: `1 GPU (0: 40 GiB, 0.5 in use)`."""
-        if not self._inventory:
+        if not self.inventory:
             return "no GPU"
-        count = len(self._inventory)
+        count = len(self.inventory)
         devices = "; ".join(
             f"{device.id}: "
             + (f"{device.memory / 2**30:.0f} GiB, " if device.memory else "")
             + f"{self.used(device.id):.2g} in use"
-            for device in self._inventory
+            for device in self.inventory
         )
         return f"{count} GPU{'s' if count > 1 else ''} ({devices})"
 
@@ -111,12 +129,3 @@ class Placement:
     def _fullest_with_room(self, share: float) -> tuple[str, ...]:
         room = [id_ for id_ in self._shares if self.used(id_) + share <= 1 + _TOLERANCE]
         return (max(room, key=self.used),) if room else ()
-
-
-def allocate(inventory: Inventory, requests: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
-    """Return the devices of each replica on a machine that is empty.
-
-    Raises:
-        ResourceError: They don't all fit.
-    """
-    return Placement(inventory).place_all(requests)

@@ -9,16 +9,16 @@ revision loses any.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
-
-import msgspec
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 from servekit.core.aio import Tasks, together
 from servekit.core.call import now
 from servekit.engine.member import Member, State
+from servekit.engine.numbers import bounded, default_target
 from servekit.engine.scaler import Scaler
 from servekit.engine.table import ServiceTargets
-from servekit.errors import ConfigError, ResourceError, SetupError
+from servekit.errors import ResourceError, SetupError
 from servekit.observe.log import get_logger
 from servekit.spec.app import ServiceSpec
 from servekit.spec.policy import Autoscale
@@ -32,12 +32,22 @@ _DOWN_AFTER = 3
 """Failures in a row after which calls are refused instead of held."""
 KILL_AFTER_S = 6.0
 """A process that did not answer for this long, in seconds, is killed."""
+_ROOM_S = 1.0
+"""How long until another look whether there is room for a replica."""
 _END_S = 1.0
 """What a replica that has no calls on board gets to end by itself."""
 
-DEFAULT_TARGET_ONGOING = 10.0
-
 Spawn = Callable[[ServiceSpec], Awaitable[Member]]
+
+
+class Turn(Protocol):
+    """Waits until a replica may load, which it does within the context; restarts go first."""
+
+    def __call__(
+        self, spec: ServiceSpec, *, restart: bool = False
+    ) -> AbstractAsyncContextManager[None]:
+        """Return the context."""
+        ...
 
 
 class Pool:
@@ -47,6 +57,7 @@ class Pool:
         spec: The service.
         spawn: Starts a process for a replica of a spec.
         changed: Called when the routing table has to change.
+        turn: As `Budget.turn`.
         drain_s: Longest wait for calls of a replica that leaves a running pool.
         start_timeout_s: Longest wait for a replica to become ready.
 
@@ -65,21 +76,28 @@ class Pool:
         spec: ServiceSpec,
         spawn: Spawn,
         changed: Callable[[], None],
+        turn: Turn,
         *,
         drain_s: float,
         start_timeout_s: float,
     ) -> None:
         self._spawn = spawn
         self._changed = changed
+        self._turn = turn
         self._drain_s = drain_s
         self._start_timeout_s = start_timeout_s
         self._tasks = Tasks()
         self._wake = asyncio.Event()
         self._failures = 0
         self._retry_at = 0.0
+        self._failed_at = 0.0
         self._scaler: Scaler | None = None
         self._next = ""
         self._spawning = 0
+        self._reached = 0  # replicas that were ready at once, of those still wanted
+        self._yielded = 0  # replicas that made room for the next revision
+        self._room_at = 0.0
+        self._no_room = False
         self.closing = False
         self.members: list[Member] = []
         self.restarts: dict[str, int] = {}
@@ -92,46 +110,11 @@ class Pool:
     def adopt(self, spec: ServiceSpec) -> None:
         """Want this revision from now on; `prepare` it first to be sure that it starts."""
         self.spec = spec
-        self._next = ""
+        self._next, self._yielded = "", 0
         self._promote()
         if isinstance(spec.replicas, Autoscale):
             self.desired = self.desired or spec.replicas.start
         self.resize(spec.replicas)
-
-    def resized(self, wanted: int | tuple[int, int]) -> int | Autoscale:
-        """Return the policy with another number, or other bounds where the load decides.
-
-        Raises:
-            ConfigError: The service takes the other of the two.
-            SpecError: The bounds are none.
-        """
-        policy, name = self.policy, self.spec.name
-        if isinstance(policy, Autoscale):
-            if isinstance(wanted, int):
-                raise ConfigError(
-                    f"{name} follows its load from {policy.min} to {policy.max} replicas; move "
-                    f"its bounds, {name}={policy.min}..{max(wanted, policy.min)}, or pin it, "
-                    f"{name}={wanted}..{wanted}"
-                )
-            low, high = wanted
-            return msgspec.structs.replace(policy, min=low, max=high, initial=None)
-        if not isinstance(wanted, int):
-            raise ConfigError(
-                f"{name} has a fixed number of replicas, {policy}; write {name}={wanted[1]}, or "
-                "let its code say replicas=sk.Autoscale(…)"
-            )
-        if wanted < 1:
-            raise ConfigError(
-                f"{name}={wanted}: must be 1 or more; a service that may sleep has "
-                "replicas=sk.Autoscale(min=0, max=…)"
-            )
-        return wanted
-
-    def within(self, policy: int | Autoscale) -> int:
-        """Return how many replicas there should be at once by a policy."""
-        if isinstance(policy, Autoscale):
-            return min(max(self.desired, policy.min), policy.max)
-        return policy
 
     def resize(self, policy: int | Autoscale) -> None:
         """Want this many replicas from now on."""
@@ -140,13 +123,13 @@ class Pool:
         if isinstance(policy, Autoscale):
             target = policy.target_ongoing or default_target(self.spec)
             self._scaler = Scaler(policy, target=target)
-        self._want(self.within(policy))
+        self._want(bounded(policy, self.desired))
 
     def scale(self, time: float) -> None:
         """Let the load decide about the number, where the service says so."""
         if self._scaler is None:
             return
-        alive = self._alive()
+        alive = self.alive
         capacities = [m.stats.capacity_per_s for m in alive if m.stats.capacity_per_s]
         wanted = self._scaler.observe(
             time,
@@ -166,6 +149,7 @@ class Pool:
 
     def _want(self, count: int) -> None:
         self.desired = count
+        self._reached = min(self._reached, count)
         if not count:
             # What sleeps is tried anew by its next call: were it down, none would ever wake it.
             self._failures, self._retry_at = 0, 0.0
@@ -174,8 +158,18 @@ class Pool:
 
     # -- is ----------------------------------------------------------------------------------
 
-    def _alive(self) -> list[Member]:
+    @property
+    def alive(self) -> list[Member]:
+        """The replicas that are there to stay, of whatever revision."""
         return [m for m in self.members if m.state not in (State.DRAINING, State.ENDED)]
+
+    def _current(self) -> list[Member]:
+        return [m for m in self.alive if m.spec.revision == self.spec.revision]
+
+    def _old(self) -> list[Member]:
+        """Return the replicas of revisions that are over, those first that go first."""
+        kept = (self.spec.revision, self._next)
+        return sorted((m for m in self.alive if m.spec.revision not in kept), key=_expendable)
 
     def targets(self) -> ServiceTargets:
         """Return what the routing table says of this service."""
@@ -191,6 +185,8 @@ class Pool:
         for member in self.members:
             if member.state is State.STANDBY and member.spec.revision == self.spec.revision:
                 member.state = State.READY
+        ready = sum(m.state is State.READY for m in self._current())
+        self._reached = max(self._reached, min(ready, self.desired))
         self._changed()
 
     # -- life --------------------------------------------------------------------------------
@@ -208,20 +204,39 @@ class Pool:
     async def prepare(self, spec: ServiceSpec) -> None:
         """Start one replica of the next revision; it takes calls when that is adopted.
 
+        Where there is no room for it beside the old ones, old ones leave first.
+
         Raises:
             SetupError: It could not start; nothing is left of it.
+            ResourceError: There is no room for it, even without the old ones.
         """
         self._next = spec.revision
-        await self._prepare(spec)
+        while True:
+            try:
+                return await self._prepare(spec)
+            except ResourceError as error:
+                old = [*self._old(), *sorted(self._current(), key=_expendable)]
+                if not old:
+                    raise
+                # One of the wanted revision would be started again.
+                self._yielded += old[0].spec.revision == self.spec.revision
+                await self._give_way(old[0], error)
 
     async def abandon(self) -> None:
         """End what was prepared; the next revision will not be adopted."""
-        prepared = [m for m in self._alive() if m.spec.revision == self._next]
-        self._next = ""
+        if self._yielded:
+            _log.error(
+                "what left for the new code starts again, from the code that is there now",
+                service=self.spec.name,
+            )
+        prepared = [m for m in self.alive if m.spec.revision == self._next]
+        self._next, self._yielded = "", 0
+        self._wake.set()
         await asyncio.gather(*(self._let_go(member, _END_S) for member in prepared))
 
     async def _prepare(self, spec: ServiceSpec) -> None:
-        await self._load(await self._launch(spec))
+        async with self._turn(spec):
+            await self._load(await self._launch(spec))
 
     async def _launch(self, spec: ServiceSpec) -> Member:
         """Start the process of a replica."""
@@ -251,42 +266,72 @@ class Pool:
         """Move towards what is wanted, step by step."""
         while not self.closing:
             self._wake.clear()
-            alive = sorted(self._alive(), key=_expendable)
-            current = [m for m in alive if m.spec.revision == self.spec.revision]
-            old = [m for m in alive if m.spec.revision not in (self.spec.revision, self._next)]
+            current = sorted(self._current(), key=_expendable)
+            old = self._old()
             ready = sum(m.state is State.READY for m in current)
             self._retire(old, ready + len(old) - self.desired)
             self._retire(current, len(current) - self.desired)
-            lacking = max(0, self.desired - len(current) - self._spawning)
-            delay = self._retry_at - now() if lacking else None
+            coming = len(current) + self._spawning
+            lacking = max(0, self.desired - self._yielded - coming)
+            delay = max(self._retry_at, self._room_at) - now() if lacking else None
             if delay is not None and delay <= 0:
                 self._spawning += lacking
-                for _ in range(lacking):
-                    self._tasks.spawn(self._start_one(), name=f"start {self.spec.name}")
+                for number in range(coming, coming + lacking):
+                    starting = self._start_one(restart=number < self._reached)
+                    self._tasks.spawn(starting, name=f"start {self.spec.name}")
                 delay = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._wake.wait()
 
-    async def _start_one(self) -> None:
+    async def _start_one(self, *, restart: bool) -> None:
         """Start a replica of the wanted revision; one that fails is tried again after a while."""
         failures = self._failures
         try:
-            try:
-                member = await self._launch(self.spec)
-            finally:
-                self._spawning -= 1
-                self._wake.set()
-            await self._load(member)
+            async with contextlib.AsyncExitStack() as turn:
+                try:
+                    await turn.enter_async_context(self._turn(self.spec, restart=restart))
+                    if len(self._current()) >= self.desired - self._yielded:
+                        return  # while it waited, the load fell
+                    member = await self._launch(self.spec)
+                except ResourceError as error:
+                    await turn.aclose()
+                    await self._without_room(error, failures)
+                    return
+                finally:
+                    self._spawning -= 1
+                    self._wake.set()
+                self._no_room = False
+                await self._load(member)
             self._promote()
         except SetupError as error:
             _log.error("replica failed to start", why=error.message, traceback=error.trace)
             self._failed("setup", failures)
-        except ResourceError as error:
-            _log.error("no room for a replica", service=self.spec.name, why=str(error))
-            self._failed("resources", failures)
         self._wake.set()
         self._changed()
+
+    async def _without_room(self, error: ResourceError, failures: int) -> None:
+        """Have an old replica leave, one after the other, or wait until there is room."""
+        old = self._old()
+        if old and all(m.state in (State.READY, State.UNREADY) for m in self.members):
+            await self._give_way(old[0], error)
+            return
+        if not self._no_room:  # once, not at each look
+            self._no_room = True
+            _log.warning("no room for a replica yet", service=self.spec.name, why=str(error))
+        if self.members:
+            self._room_at = now() + _ROOM_S
+        else:
+            self._failed("resources", failures)
+            self._changed()
+
+    async def _give_way(self, member: Member, error: ResourceError) -> None:
+        """Have a replica of the old revision leave before the new one starts."""
+        _log.warning(
+            "no room beside an old replica, which leaves first", replica=member.id, why=str(error)
+        )
+        self._retire([member], 1)
+        await asyncio.shield(member.process.ended)
 
     def _retire(self, members: list[Member], count: int) -> None:
         for member in members[: max(0, count)]:
@@ -304,6 +349,7 @@ class Pool:
     def _failed(self, cause: str, failures: int) -> None:
         """Take note of a failure; of those that began side by side, one counts."""
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
+        self._failed_at = now()
         if self._failures == failures:
             delay = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
             self._failures += 1
@@ -315,6 +361,7 @@ class Pool:
         was, member.state = member.state, State.ENDED
         if member in self.members:
             self.members.remove(member)
+        self._room_at = 0.0  # there is what it had
         if was in (State.STANDBY, State.READY, State.UNREADY) and not self.closing:
             _log.error("replica died", replica=member.id, cause=cause, pid=member.process.pid)
             if now() - member.ready_at > _PROVEN_S:
@@ -336,7 +383,8 @@ class Pool:
                 member.state = well
                 _log.warning("replica health", replica=member.id, state=well, why=member.trouble)
                 self._changed()
-            if well is State.READY and now() - member.ready_at > _PROVEN_S:
+            # One that was there before says nothing of those that fail.
+            if well is State.READY and self._failed_at < member.ready_at < now() - _PROVEN_S:
                 self._failures = 0
             if member.failing_since and now() - member.failing_since > KILL_AFTER_S:
                 _log.error("replica hangs, killing it", replica=member.id)
@@ -352,11 +400,3 @@ class Pool:
 def _expendable(member: Member) -> tuple[bool, bool, float]:
     """Sort those first that go first: starting ones hold no calls, unwell ones take none."""
     return member.state is State.READY, member.state is State.UNREADY, member.ready_at
-
-
-def default_target(spec: ServiceSpec) -> float:
-    """Return the calls on board that one replica should have when the policy does not say."""
-    sizes = [e.batch.max_size for e in spec.endpoints if e.batch is not None]
-    if sizes:
-        return float(max(sizes))
-    return float(spec.limits.max_ongoing or DEFAULT_TARGET_ONGOING)

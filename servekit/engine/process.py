@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -117,12 +117,15 @@ class Process:
     async def ask(
         self,
         verb: str,
-        body: msgspec.Struct | None = None,
+        body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None,
         *,
         answer: type[T],
         timeout_s: float | None = None,
     ) -> T:
-        """Ask the child something, once it has greeted; see `control.ask`."""
+        """Ask the child something, once it has greeted; see `control.ask`.
+
+        A body that is a function is made then, so that it is no older.
+        """
         deadline = None if timeout_s is None else now() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -134,7 +137,8 @@ class Process:
                 f"{self.name} has not greeted after {timeout_s:g} s", started=False
             ) from None
         left_s = None if deadline is None else max(0.0, deadline - now())
-        return await ask(self._connection, verb, body, answer=answer, timeout_s=left_s)
+        made = body() if callable(body) else body
+        return await ask(self._connection, verb, made, answer=answer, timeout_s=left_s)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child and what it started; none when it has ended."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from servekit.engine.description import Described, describe_elsewhere
 from servekit.engine.supervisor import Supervisor
-from servekit.errors import AuthorError, SetupError
+from servekit.errors import AuthorError, ResourceError, SetupError
 from servekit.observe.log import get_logger
 
 _log = get_logger("servekit.reload")
@@ -39,6 +39,12 @@ async def _roll(target: str, supervisor: Supervisor) -> Described | None:
     try:
         described = await describe_elsewhere(target)
         changed = await supervisor.roll(described)
+    except ResourceError as error:
+        _log.error(
+            "reload failed, the old code goes on",
+            why=str(error),
+            fix="stop and start servekit: then nothing of the old code takes room",
+        )
     except SetupError as error:
         _log.error("reload failed, the old code goes on", why=error.message, traceback=error.trace)
     except AuthorError as error:

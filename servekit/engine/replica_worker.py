@@ -25,9 +25,9 @@ from servekit.engine.router import Router
 from servekit.engine.table import Table
 from servekit.errors import AuthorError, NotFound
 from servekit.jobs.sqlite import SqliteStore
+from servekit.runtime.group import Group
 from servekit.runtime.handle import Options, ServiceHandle
-from servekit.runtime.replica import Replica
-from servekit.spec.definition import ServiceDefinition, definition
+from servekit.spec.definition import DependencyDefinition, ServiceDefinition, definition
 from servekit.spec.target import load
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
@@ -39,7 +39,7 @@ class ReplicaWorker:
 
     def __init__(self, supervisor: child.Supervisor) -> None:
         self._supervisor = supervisor
-        self._replica: Replica | None = None
+        self._group: Group | None = None
         self._router: Router | None = None
         self._listener: Listener | None = None
         self._store: SqliteStore | None = None
@@ -75,10 +75,11 @@ class ReplicaWorker:
         if order.jobs:
             self._store = SqliteStore(order.jobs)
             await self._store.open()
-        replica = self._replica = Replica(
+        group = self._group = Group(
             found, spec, replica_id=order.replica, store=self._store, outward=router
         )
-        await replica.start(_handles(found, router))
+        await group.start(self._handle_of)
+        replica = group.own
         self._listener = Listener(
             Address(order.address),
             lambda: Connection(hello, client=False, handler=self._handle, own_load=replica.load),
@@ -86,9 +87,24 @@ class ReplicaWorker:
         await self._listener.open()
         child.settle_memory()
 
+    async def _handle_of(
+        self, _: ServiceDefinition, edge: DependencyDefinition
+    ) -> ServiceHandle | None:
+        if edge.colocate:
+            return None
+        assert self._router is not None
+        return ServiceHandle(
+            edge.target,
+            edge.target.name,
+            self._router,
+            asyncio.get_running_loop(),
+            Options(timeout_s=edge.timeout_s, retries=edge.retries),
+            pipelines=True,
+        )
+
     async def _handle(self, call: Call) -> Reply:
-        replica = self._replica
-        assert replica is not None
+        assert self._group is not None
+        replica = self._group.own
         if call.service == replica.service:
             return await replica(call)
         if call.service == SERVICE:
@@ -104,9 +120,10 @@ class ReplicaWorker:
         return Nothing()
 
     async def _stats(self, _: bytes) -> Stats:
-        replica, router = self._replica, self._router
-        assert replica is not None
+        group, router = self._group, self._router
+        assert group is not None
         assert router is not None
+        replica = group.own
         return Stats(
             ongoing=replica.load().ongoing,
             finished=replica.finished,
@@ -116,48 +133,33 @@ class ReplicaWorker:
         )
 
     async def _health(self, _: bytes) -> Health:
-        replica = self._replica
-        assert replica is not None
-        return Health(live=await replica.check("live"), ready=await replica.check("ready"))
+        group = self._group
+        assert group is not None
+        return Health(live=await group.check("live"), ready=await group.check("ready"))
 
     async def _metrics(self, _: bytes) -> Figures:
-        assert self._replica is not None
-        return Figures(self._replica.metrics())
+        assert self._group is not None
+        return Figures(self._group.metrics())
 
     async def _drain(self, _: bytes) -> Nothing:
-        if self._replica is not None:
-            self._replica.drain()
+        if self._group is not None:
+            self._group.drain()
         if self._listener is not None:
             await self._listener.drain()
-        if self._replica is not None:
-            await self._replica.idle()
+        if self._group is not None:
+            await self._group.idle()
         return Nothing()
 
     async def stop(self) -> None:
         """Run the tear-down hooks, close the sockets, remove the socket file."""
         if self._listener is not None:
             await self._listener.close()
-        if self._replica is not None:
-            await self._replica.stop()
+        if self._group is not None:
+            await self._group.stop()
         if self._store is not None:
             await self._store.close()
         if self._router is not None:
             await self._router.close()
-
-
-def _handles(found: ServiceDefinition, router: Router) -> dict[str, object]:
-    loop = asyncio.get_running_loop()
-    return {
-        edge.attribute: ServiceHandle(
-            edge.target,
-            edge.target.name,
-            router,
-            loop,
-            Options(timeout_s=edge.timeout_s, retries=edge.retries),
-            pipelines=True,
-        )
-        for edge in found.dependencies.values()
-    }
 
 
 if __name__ == "__main__":

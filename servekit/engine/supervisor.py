@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from servekit.core.aio import Tasks, together
 from servekit.core.call import now
 from servekit.engine.backlog import Backlog
+from servekit.engine.budget import Budget
 from servekit.engine.control import (
     AppStatus,
     Figures,
@@ -33,10 +34,9 @@ from servekit.engine.control import (
     handler,
 )
 from servekit.engine.description import Described
-from servekit.engine.devices import detect
 from servekit.engine.front import Front, bind
 from servekit.engine.member import Member, State, spawn
-from servekit.engine.placement import Placement, allocate
+from servekit.engine.numbers import bounded, bounds, initial, resized
 from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
@@ -79,14 +79,14 @@ class Supervisor:
         self._pools: dict[str, Pool] = {}
         self._serial = 0
         self._last_replica = 0
+        self._not_rolled: dict[str, int] = {}
         self._closing = False
         self._started_at = now()
         self._metrics = Metrics(replica="supervisor")
         self._families = Families(self._metrics)
         self._aggregate = Aggregate()
         self._backlog = Backlog(settings.jobs_dir, self._families)
-        self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
-        self._placement = Placement(self._devices)
+        self._budget = Budget(settings)
         self._front = Front(
             bind(settings.host, settings.port),
             workers=settings.gateway_workers,
@@ -120,10 +120,10 @@ class Supervisor:
         """Start everything; returns when every service is ready.
 
         Raises:
-            ResourceError: The machine has fewer GPUs than the app asks for.
+            ResourceError: The machine has less than the app asks for.
             SetupError: A replica could not start; nothing is left running.
         """
-        self._check_resources((s, _number(s.replicas)) for s in self.app.services)
+        await self._budget.admit(self.app, ((s, initial(s.replicas)) for s in self.app.services))
         await self._backlog.serve(self.app)
         await self._admin.open()
         for spec in self.app.services:
@@ -143,14 +143,17 @@ class Supervisor:
         Raises:
             AuthorError: A new replica could not start; the old revision goes on.
         """
-        app = described.app
-        assert app is not None
+        assert described.app is not None
+        app = self._without_doubt(described.app)
         old = {name: pool.spec for name, pool in self._pools.items()}
         new = [s for s in app.services if s.name not in old]
         changed = [s for s in app.services if s.name in old and s.revision != old[s.name].revision]
-        self._check_resources(
-            (s, _number(s.replicas) if s in (*new, *changed) else self._pools[s.name].desired)
-            for s in app.services
+        await self._budget.admit(
+            app,
+            (
+                (s, initial(s.replicas) if s in (*new, *changed) else self._running(s.name))
+                for s in app.services
+            ),
         )
         await self._backlog.serve(app)
         added = {spec.name: self._pool(spec) for spec in new}
@@ -163,6 +166,8 @@ class Supervisor:
             )
         except BaseException:
             self._search_path = before
+            for spec in changed:
+                self._not_rolled.setdefault(spec.name, self._last_replica)
             await asyncio.gather(
                 *(self._pools.pop(name).close(0.0) for name in added),
                 *(self._pools[spec.name].abandon() for spec in changed),
@@ -170,6 +175,7 @@ class Supervisor:
             raise
         self.app = app
         await self._front.serve(app)
+        self._not_rolled.clear()
         for spec in changed:
             self._pools[spec.name].adopt(spec)
         for name in old.keys() - {s.name for s in app.services}:
@@ -177,6 +183,25 @@ class Supervisor:
             self._tasks.spawn(closing, name=f"close {name}")
         self._publish()
         return [*added, *(spec.name for spec in changed)]
+
+    def _without_doubt(self, app: AppSpec) -> AppSpec:
+        """Give another revision to what may run code that was edited and is as it was again.
+
+        A replica that starts after a roll has failed runs what is on the disk then.
+        """
+
+        def started_since(name: str) -> bool:
+            since = self._not_rolled.get(name)
+            members = self._pools[name].members if since is not None else []
+            return any(int(m.id.rpartition("-")[2]) > (since or 0) for m in members)
+
+        services = (
+            msgspec.structs.replace(spec, code=f"{spec.code}+")
+            if started_since(spec.name) and spec.revision == self._pools[spec.name].spec.revision
+            else spec
+            for spec in app.services
+        )
+        return msgspec.structs.replace(app, services=tuple(services))
 
     def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
         """Have other numbers of replicas, each until its service's code changes.
@@ -187,20 +212,28 @@ class Supervisor:
         Raises:
             NotFound: There is no such service.
             ConfigError: A service takes no such number.
-            ResourceError: The machine has fewer GPUs; nothing has changed.
+            ResourceError: The machine has less; nothing has changed.
         """
         for name in wanted:
             if name not in self._pools:
                 raise NotFound(
                     f"no service {name!r} runs here.{suggest(name, [*self._pools])}", started=False
                 )
-        policies = {name: self._pools[name].resized(number) for name, number in wanted.items()}
-        self._check_resources(
-            (pool.spec, pool.within(policies.get(name, pool.policy)))
+        policies = {
+            name: resized(self._pools[name].policy, number, name=name)
+            for name, number in wanted.items()
+        }
+        self._budget.check(
+            (pool.spec, self._running(name, policies.get(name)))
             for name, pool in self._pools.items()
         )
         for name, policy in policies.items():
             self._pools[name].resize(policy)
+
+    def _running(self, name: str, policy: int | Autoscale | None = None) -> int:
+        """Return for how many replicas there must be room: beyond those, the load may wait."""
+        pool = self._pools[name]
+        return bounded(pool.policy if policy is None else policy, len(pool.alive))
 
     async def leave(self) -> None:
         """Say that the app is not ready any more, but go on as before."""
@@ -237,41 +270,36 @@ class Supervisor:
             spec,
             self._spawn,
             self._publish,
+            self._budget.turn,
             drain_s=self._settings.drain_s,
             start_timeout_s=self._settings.start_timeout_s,
         )
 
-    def _check_resources(self, numbers: Iterable[tuple[ServiceSpec, int]]) -> None:
-        """Refuse numbers of replicas that this machine could not hold if it were empty."""
-        requests: dict[str, float] = {}
-        for spec, count in numbers:
-            requests |= {f"{spec.name} #{n + 1}": spec.resources.gpu for n in range(count)}
-        allocate(self._devices, requests)
-
     async def _spawn(self, spec: ServiceSpec) -> Member:
         self._last_replica += 1
         replica = f"{spec.name}-{self._last_replica}"
-        devices = self._placement.place(replica, spec.resources.gpu)
+        devices = self._budget.place(replica, spec)
         order = StartReplica(
             spec=spec,
             replica=replica,
             search_path=self._search_path,
             address=f"unix:{self._folder}/{self._last_replica}.sock",
             folder=str(self._folder),
-            table=self._table(),
             jobs=self._backlog.file(spec),
         )
         env = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         try:
-            member = await spawn(order, verbs=self._verbs(), env=self._env() | env)
+            member = await spawn(
+                order, verbs=self._verbs(), env=self._env() | env, table=self._table
+            )
         except BaseException:
-            self._placement.release(replica)
+            self._budget.release(replica)
             raise
         member.process.ended.add_done_callback(lambda _: self._clear_up(member))
         return member
 
     def _clear_up(self, member: Member) -> None:
-        self._placement.release(member.id)
+        self._budget.release(member.id)
         self._aggregate.retire(member.id)
         (self._folder / f"{member.id.rpartition('-')[2]}.sock").unlink(missing_ok=True)
 
@@ -336,8 +364,9 @@ class Supervisor:
                 for member in pool.members:
                     waiting.update(member.stats.waiting)
             for name, pool in self._pools.items():
-                pool.waiting = waiting[name] + jobs.get(name, 0)
-                if jobs.get(name):
+                queued = sum(jobs.get(one.name, 0) for one in (*pool.spec.beside, pool.spec))
+                pool.waiting = waiting[name] + queued
+                if queued:
                     pool.wake(now())
                 pool.scale(now())
 
@@ -391,7 +420,7 @@ class Supervisor:
                     name=name,
                     version=pool.spec.version,
                     state=pool.targets().state,
-                    bounds=_bounds(pool.policy),
+                    bounds=bounds(pool.policy),
                     desired=pool.desired,
                     restarts=sum(pool.restarts.values()),
                     replicas=[
@@ -410,12 +439,3 @@ class Supervisor:
                 for name, pool in self._pools.items()
             ],
         )
-
-
-def _number(policy: int | Autoscale) -> int:
-    """Return how many replicas to start with."""
-    return policy.start if isinstance(policy, Autoscale) else policy
-
-
-def _bounds(policy: int | Autoscale) -> str:
-    return f"{policy.min}..{policy.max}" if isinstance(policy, Autoscale) else str(policy)

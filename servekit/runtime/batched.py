@@ -107,13 +107,19 @@ class Batched:
         Raises:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
+        given = call.arguments
         try:
-            args, kwargs = self._input.decode(call.payload, internal=call.internal)
+            args, kwargs = given or self._input.decode(call.payload, internal=call.internal)
         except CallError:
             drop(call)
             raise
-        call.payload = EMPTY
+        if given is None:
+            call.payload = EMPTY
+        else:
+            call.arguments = None
         value, waited = await self._value((*args, *kwargs.values()), context)
+        if given is not None:
+            return Reply(value=value, queue_s=waited)
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
         return Reply(payload, queue_s=waited)
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from servekit.core.aio import aclose
 from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
@@ -28,6 +28,7 @@ from servekit.spec.schema import Arguments
 Runner: TypeAlias = Callable[[Call, RequestContext], Awaitable[Reply]]
 """Answers the calls of one endpoint; the context, which is current, is that of the call."""
 
+_NONE_YET: Final = object()
 _log = get_logger("servekit.replica")
 
 
@@ -80,19 +81,24 @@ class Endpoint:
         self._output.encode(value, internal=True)  # it is what was declared: str or bytes
         return Payload(media_type, (value.encode() if isinstance(value, str) else value,))
 
-    def _decode(self, call: Call) -> Arguments:
-        """Decode a call that there is room for."""
+    def _decode(self, call: Call, given: Arguments | None) -> Arguments:
+        """Decode a call that there is room for, unless it brought its arguments as they are."""
         slots = self._slots
         try:
             if slots.running >= slots.limit:
                 slots.check((slots.queued + 1) * self._meter.pace.unit_s)
-            arguments = self._input.decode(call.payload, internal=call.internal)
+            arguments = given or self._input.decode(call.payload, internal=call.internal)
         except CallError:
             drop(call)
             raise
-        call.payload = EMPTY  # a context may outlive the call, but bodies and files must not
+        # A context may outlive the call, but bodies and files must not.
+        if given is None:
+            call.payload = EMPTY
+        else:
+            call.arguments = None
         if self._inbound is not None:
-            arguments[1][self._inbound.name] = inbox(self._inbound, call, is_async=self._is_async)
+            chunks = inbox(self._inbound, call, is_async=self._is_async, decoded=given is not None)
+            arguments[1][self._inbound.name] = chunks
         return arguments
 
     def _enter(self) -> bool:
@@ -158,7 +164,8 @@ class Unary(Endpoint):
         Raises:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
-        args, kwargs = self._decode(call)
+        given = call.arguments
+        args, kwargs = self._decode(call, given)
         waited = 0.0 if self._enter() else await self._wait(call)
         started = now()
         try:
@@ -176,6 +183,8 @@ class Unary(Endpoint):
             raise
         except Exception as error:
             raise masked(error, self._where, call.request_id) from error
+        if given is not None:
+            return Reply(value=value, queue_s=waited)
         return Reply(self._encode(value, call), queue_s=waited)
 
 
@@ -190,7 +199,8 @@ class Stream(Endpoint):
         Raises:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
-        args, kwargs = self._decode(call)
+        given = call.arguments
+        args, kwargs = self._decode(call, given)
         waited = 0.0 if self._enter() else await self._wait(call)
         values: AsyncIterator[Any]
         if self._is_async:
@@ -206,7 +216,8 @@ class Stream(Endpoint):
         def encode(value: Any) -> Payload:
             return self._output.encode(value, accept=call.accept, internal=call.internal)
 
-        chunks = Chunks(values, encode, context, where=self._where, release=release)
+        form = encode if given is None else _as_it_is
+        chunks = Chunks(values, form, context, where=self._where, release=release)
         try:
             await chunks.start()
         except BaseException:
@@ -215,13 +226,17 @@ class Stream(Endpoint):
         return Reply(stream=chunks, queue_s=waited)
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 class Chunks:
-    """The encoded chunks of one stream; ends its work and gives its slot back when closed."""
+    """The chunks of one stream, encoded; ends its work and gives its slot back when closed."""
 
     def __init__(
         self,
         values: AsyncIterator[Any],
-        encode: Callable[[Any], Payload],
+        encode: Callable[[Any], Any],
         context: RequestContext,
         *,
         where: str,
@@ -232,7 +247,7 @@ class Chunks:
         self._context = context
         self._where = where
         self._release = release
-        self._first: Payload | None = None
+        self._first: Any = _NONE_YET
         self._closed = False
 
     async def start(self) -> None:
@@ -245,15 +260,15 @@ class Chunks:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Payload:
-        if self._first is not None:
-            first, self._first = self._first, None
+    async def __anext__(self) -> Any:
+        if self._first is not _NONE_YET:
+            first, self._first = self._first, _NONE_YET
             return first
         if self._closed:
             raise StopAsyncIteration
         return await self._next()
 
-    async def _next(self) -> Payload:
+    async def _next(self) -> Any:
         try:
             return self._encode(await anext(self._values))
         except (StopAsyncIteration, asyncio.CancelledError):

@@ -6,6 +6,7 @@ deadline, the request id and the trace of the call that is being served travel o
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, now
@@ -47,6 +48,7 @@ class ServiceHandle:
         options: Settings of its calls.
         internal: Whether the caller is a part of the app.
         pipelines: Whether those who answer make the calls that come as arguments; see `promise.py`.
+        colocated: Whether the handler is in this process: it takes arguments as they are.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ServiceHandle:
         *,
         internal: bool = True,
         pipelines: bool = False,
+        colocated: bool = False,
     ) -> None:
         self._definition = definition
         for endpoint in definition.endpoints.values():
@@ -68,7 +71,14 @@ class ServiceHandle:
 
                 kind = RemoteTask
             method = kind(
-                endpoint, name, handler, loop, options, internal=internal, pipelines=pipelines
+                endpoint,
+                name,
+                handler,
+                loop,
+                options,
+                internal=internal,
+                pipelines=pipelines,
+                colocated=colocated,
             )
             setattr(self, endpoint.name, method)
 
@@ -97,6 +107,7 @@ class RemoteMethod:
         *,
         internal: bool,
         pipelines: bool,
+        colocated: bool,
     ) -> None:
         self._endpoint = endpoint
         self._service = service
@@ -104,7 +115,9 @@ class RemoteMethod:
         self._loop = loop
         self._options = options
         self._internal = internal
+        self._accept = "" if internal else MSGPACK
         self._pipelines = pipelines
+        self._colocated = colocated
         self._streams = endpoint.kind == "stream"
         self._timeout_s = options.timeout_s if options.timeout_s is not None else endpoint.timeout_s
 
@@ -132,6 +145,7 @@ class RemoteMethod:
             options,
             internal=self._internal,
             pipelines=self._pipelines,
+            colocated=self._colocated,
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> RemoteCall | RemoteStream:
@@ -142,8 +156,10 @@ class RemoteMethod:
             Cancelled: The call that is being served has lost its caller.
         """
         call, handler = self._call(args, kwargs)
-        kind = RemoteStream if self._streams else RemoteCall
-        return kind(call, handler, self._decode, self._loop)
+        if self._streams:
+            decode = _as_it_is if self._colocated else self._decode
+            return RemoteStream(call, handler, decode, self._loop)
+        return RemoteCall(call, handler, self._decode, self._loop)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call in the declared form: a coroutine, an async iterator, an iterator, or the value."""
@@ -172,16 +188,16 @@ class RemoteMethod:
         handler = self._handler
         reads = endpoint.schemas[0]
         try:
-            accept = "" if self._internal else MSGPACK
             if reads.inbound is not None:
-                stream, kwargs = reads.split(args, kwargs)
-                call.chunks, args = outbound(stream, reads.inbound, accept, self._loop), ()
+                (stream, kwargs), args = reads.split(args, kwargs), ()
+                form = None if self._colocated else self._accept
+                call.chunks = outbound(stream, reads.inbound, form, self._loop)
             if among(args, kwargs):
                 handler = pass_on(
-                    call, reads, args, kwargs, handler, accept=accept, travels=self._pipelines
+                    call, reads, args, kwargs, handler, self._fill, travels=self._pipelines
                 )
             else:
-                call.payload = reads.encode(args, kwargs, accept=accept)
+                self._fill(call, args, kwargs)
         except InvalidInput as error:
             raise TypeError(error.message) from error
         call.retries = options.retries
@@ -201,8 +217,20 @@ class RemoteMethod:
         call.deadline = deadline
         return call, handler
 
+    def _fill(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Give a call its arguments."""
+        reads = self._endpoint.schemas[0]
+        if self._colocated:
+            call.arguments = reads.bind(args, kwargs)
+        else:
+            call.payload = reads.encode(args, kwargs, accept=self._accept)
+
     def _decode(self, payload: Payload) -> Any:
         return self._endpoint.schemas[1].decode(payload)
 
     def __repr__(self) -> str:
         return f"<remote {self._service}.{self._endpoint.name}>"
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

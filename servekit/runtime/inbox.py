@@ -11,18 +11,26 @@ from servekit.spec.schema import InboundSchema
 _END: Final = object()
 
 
-def inbox(schema: InboundSchema, call: Call, *, is_async: bool) -> Any:
+def inbox(schema: InboundSchema, call: Call, *, is_async: bool, decoded: bool = False) -> Any:
     """Return a call's chunks as an async iterator, or as a plain one for a thread.
 
     Reading raises `CallError` where a chunk is wrong, or where the input broke off.
+
+    Args:
+        schema: The parameter.
+        call: Its `chunks` are read.
+        is_async: Whether the method reads it on the loop.
+        decoded: The chunks are values already.
 
     Raises:
         BadRequest: The call brings a whole body.
     """
     if call.chunks is None:
         raise BadRequest(f"{schema.name!r} streams; send it in chunks", started=False)
-    decoded = _Decoded(schema, call.chunks, internal=call.internal)
-    return decoded if is_async else _in_thread(decoded)
+    values: AsyncIterator[Any] = call.chunks
+    if not decoded:
+        values = _Decoded(schema, call.chunks, internal=call.internal)
+    return values if is_async else _in_thread(values)
 
 
 class _Decoded:

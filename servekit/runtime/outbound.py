@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Final
 
 from servekit.core.aio import aclose, running_loop
-from servekit.core.call import Payload
 from servekit.errors import InvalidInput
 from servekit.spec.schema import InboundSchema
 
@@ -17,9 +16,15 @@ _END: Final = object()
 
 
 def outbound(
-    stream: Any, schema: InboundSchema, accept: str, loop: asyncio.AbstractEventLoop
-) -> AsyncIterator[Payload]:
+    stream: Any, schema: InboundSchema, accept: str | None, loop: asyncio.AbstractEventLoop
+) -> AsyncIterator[Any]:
     """Return the chunks that carry an iterator's values, to be read on `loop`; nothing is read yet.
+
+    Args:
+        stream: The iterator.
+        schema: The parameter that it is for.
+        accept: As in `InputSchema.encode`; None leaves the values as they are.
+        loop: Where they are read.
 
     Raises:
         InvalidInput: It is no iterator.
@@ -44,11 +49,11 @@ def values_of(stream: Any, loop: asyncio.AbstractEventLoop) -> AsyncIterator[Any
 
 
 async def _encoded(
-    values: AsyncIterator[Any], schema: InboundSchema, accept: str
-) -> AsyncIterator[Payload]:
+    values: AsyncIterator[Any], schema: InboundSchema, accept: str | None
+) -> AsyncIterator[Any]:
     try:
         async for value in values:
-            yield schema.encode(value, accept=accept)
+            yield value if accept is None else schema.encode(value, accept=accept)
     finally:
         await aclose(values)
 

@@ -5,7 +5,7 @@ from where it is made to where it is used. A call that can't travel, as it runs 
 way, is waited for here, and its value is sent as any other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -43,8 +43,8 @@ def pass_on(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     handler: Handler,
+    fill: Callable[[Call, Sequence[Any], Mapping[str, Any]], None],
     *,
-    accept: str,
     travels: bool,
 ) -> Handler:
     """Give a call its arguments, of which some are calls under way.
@@ -55,7 +55,7 @@ def pass_on(
         args: As for a plain call.
         kwargs: The same.
         handler: Answers it.
-        accept: As for `InputSchema.encode`.
+        fill: Gives a call arguments among which there are no calls.
         travels: Those who answer make the calls that come with a call.
 
     Returns:
@@ -64,46 +64,55 @@ def pass_on(
     Raises:
         InvalidInput: The arguments don't fit the signature.
     """
-    given = reads.bind(args, kwargs)
-    promised = {name: given.pop(name) for name in [*given] if isinstance(given[name], RemoteCall)}
-    ahead: dict[str, Call] = {}
-    for name, inner in promised.items():
-        if travels and (found := inner.hand_over(handler)) is not None:
-            ahead[name] = found
-    here = {name: inner for name, inner in promised.items() if name not in ahead}
-    if not here:
-        call.payload = reads.encode_part(given, accept=accept, later=ahead)
-        _enclose(call, ahead)
+    inner = [value for value in (*args, *kwargs.values()) if isinstance(value, RemoteCall)]
+    ahead: dict[RemoteCall, Call] = {}
+    if travels:
+        ahead = {one: found for one in inner if (found := one.hand_over(handler)) is not None}
+    if len(ahead) == len(inner):
+        _enclose(call, reads, args, kwargs, ahead)
         return handler
 
+    async def had(value: Any) -> Any:
+        return await value if isinstance(value, RemoteCall) and value not in ahead else value
+
     async def wait_and_call(call: Call) -> Reply:
-        values = {name: await inner for name, inner in here.items()}
-        call.payload = reads.encode_part(given | values, accept=accept, later=ahead)
-        _enclose(call, ahead)
+        values = [await had(value) for value in args]
+        named = {name: await had(value) for name, value in kwargs.items()}
+        if ahead:
+            _enclose(call, reads, values, named, ahead)
+        else:
+            fill(call, values, named)
         return await handler(call)
 
     return wait_and_call
 
 
-def _enclose(call: Call, inner: Mapping[str, Call]) -> None:
-    if not inner:
-        return
-    segments: list[Buffer] = [*call.payload.segments]
+def _enclose(
+    call: Call,
+    reads: InputSchema,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    ahead: Mapping[RemoteCall, Call],
+) -> None:
+    """Give a call its arguments, some as calls for the callee to make."""
+    given = reads.by_name(args, kwargs)
+    inner = {n: ahead[given.pop(n)] for n in [*given] if isinstance(given[n], RemoteCall)}
+    payload = reads.encode_part(given, later=inner)
+    segments: list[Buffer] = [*payload.segments]
     promises: list[_Promise] = []
     for name, promised in inner.items():
-        payload = promised.payload
         promises.append(
             _Promise(
                 name,
                 promised,
-                payload.content_type,
-                len(payload.segments),
+                promised.payload.content_type,
+                len(promised.payload.segments),
                 promised.remaining(),
                 promised.retries,
             )
         )
-        segments += payload.segments
-    call.payload = Payload(call.payload.content_type, segments)
+        segments += promised.payload.segments
+    call.payload = Payload(payload.content_type, segments)
     call.promises = _pack(promises)
     call.idempotent = call.idempotent and all(found.idempotent for found in inner.values())
 

@@ -77,10 +77,12 @@ class RemoteCall(Remote):
 
     async def _run(self) -> Any:
         reply = await self._handler(self._call)
-        if reply.payload is None:
-            await reply.aclose()
-            raise ServekitError(f"{self._call.service}.{self._call.endpoint} answered a stream")
-        return self._decode(reply.payload)
+        if (payload := reply.payload) is not None:
+            return self._decode(payload)
+        if reply.stream is None:
+            return reply.value
+        await reply.aclose()
+        raise ServekitError(f"{self._call.service}.{self._call.endpoint} answered a stream")
 
     def _begin(self) -> None:
         self._start = None

@@ -123,9 +123,11 @@ class Task(Endpoint):
             CallError: The input is wrong, the queue is full, or the store has failed.
         """
         _media_type(call)  # what can't be answered is not kept
-        arguments = self._input.decode(call.payload, internal=call.internal)
+        arguments = call.arguments or self._input.decode(call.payload, internal=call.internal)
         payload, internal = call.payload, call.internal
-        if any(isinstance(segment, File) for segment in payload.segments):
+        if call.arguments is not None or any(
+            isinstance(segment, File) for segment in payload.segments
+        ):
             payload, internal = self._input.encode(*arguments), True  # as it travels inside
         key = context.headers.get("idempotency-key", "")
         if len(key) > MAX_KEY:

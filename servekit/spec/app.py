@@ -86,12 +86,17 @@ class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DependencySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One edge of the graph: `attribute` of the owner is a handle to `service`."""
+    """One edge of the graph: `attribute` of the owner is a handle to `service`.
+
+    Attributes:
+        colocate: The service runs in the owner's process, and is in its `ServiceSpec.beside`.
+    """
 
     attribute: str
     service: str
     timeout_s: float | None = None
     retries: int = 1
+    colocate: bool = False
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -102,9 +107,11 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         target: Where its class is: `"module:Class"`.
         prefix: Route prefix, `""` for the root; None has no HTTP routes.
         replicas: A number, or a policy.
+        resources: What it needs itself; `needs` is what its process needs.
         args: Keyword arguments of the constructor; JSON values.
         version: Label of this version of the service.
-        code: Digest of the source that defines the class.
+        code: Digest of the source that it runs.
+        beside: The services that live in its process, dependencies first; theirs are in it, too.
     """
 
     name: str
@@ -121,6 +128,24 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     endpoints: tuple[EndpointSpec, ...] = ()
     mounts: tuple[MountSpec, ...] = ()
     dependencies: tuple[DependencySpec, ...] = ()
+    beside: tuple["ServiceSpec", ...] = ()
+
+    @property
+    def needs(self) -> Resources:
+        """What one of its processes needs."""
+        return Resources.together(service.resources for service in (*self.beside, self))
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether its processes run jobs."""
+        services = (*self.beside, self)
+        return any(e.task is not None for service in services for e in service.endpoints)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of its processes."""
+        services = (*self.beside, self)
+        return {name: value for service in services for name, value in service.env.items()}
 
     def endpoint(self, name: str) -> EndpointSpec:
         """Return the endpoint of that name.
@@ -141,10 +166,23 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class AppSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A root service and all services that it needs, dependencies first."""
+    """A root service and all services that it needs, dependencies first.
+
+    Attributes:
+        services: Those that have processes of their own. One that is only ever colocated is in the
+            `beside` of each service that it lives with.
+    """
 
     root: str
     services: tuple[ServiceSpec, ...]
+
+    def everything(self) -> dict[str, ServiceSpec]:
+        """Return all services by name, also those without processes of their own."""
+        found: dict[str, ServiceSpec] = {}
+        for service in self.services:
+            found |= {inner.name: inner for inner in service.beside if inner.name not in found}
+            found[service.name] = service
+        return found
 
     def service(self, name: str) -> ServiceSpec:
         """Return the service of that name.

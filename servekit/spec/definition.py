@@ -124,6 +124,7 @@ class DependencyDefinition:
     target: "ServiceDefinition"
     timeout_s: float | None = None
     retries: int = 1
+    colocate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,10 @@
 
 import hashlib
 import inspect
-import sys
-import sysconfig
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from servekit.errors import SpecError, suggest
 from servekit.spec.app import (
@@ -17,19 +16,22 @@ from servekit.spec.app import (
     MountSpec,
     ServiceSpec,
 )
+from servekit.spec.colocation import processes
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
 from servekit.spec.graph import ServiceRef, topology
+from servekit.spec.own import OwnModules
+from servekit.spec.sources import Sources
 from servekit.spec.target import target_of
 
 _SCALARS = {"string", "integer", "number", "boolean", "null"}
-_INSTALLED = tuple(
-    Path(sysconfig.get_path(name)).resolve()
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 
 
-def describe(root: type | ServiceRef[Any]) -> AppSpec:
+def describe(root: type | ServiceRef[Any], own: OwnModules | None = None) -> AppSpec:
     """Return the app of a root service as data; the root has HTTP routes, at `/` by default.
+
+    Args:
+        root: The root service.
+        own: Finds the author's sources; keeps which files it has read.
 
     Raises:
         SpecError: Something can't work as written; the message names the place and the fix.
@@ -37,30 +39,23 @@ def describe(root: type | ServiceRef[Any]) -> AppSpec:
     found = root.definition if isinstance(root, ServiceRef) else definition(root)
     if found.prefix is None:
         found = replace(found, prefix="")
-    services = tuple(_service(service) for service in topology(found))
-    app = AppSpec(root=found.name, services=services)
+    services = topology(found)
+    own = own or OwnModules()
+    own.add(service.cls.__module__ for service in services)
+    sources = Sources(own.find, own.names)
+    specs = {service.name: _service(service, sources) for service in services}
+    app = AppSpec(
+        root=found.name,
+        services=tuple(
+            msgspec.structs.replace(specs[name], beside=tuple(specs[s.name] for s in beside))
+            for name, beside in processes(services).items()
+        ),
+    )
     # Where the author wrote 20 for a float, the revision would differ from that of its own JSON.
     return AppSpec.from_json(app.to_json())
 
 
-def own_sources() -> tuple[Path, ...]:
-    """Return the files of all imported modules that are neither installed nor servekit's own."""
-    own = Path(__file__).resolve().parent.parent
-    files = {
-        Path(file).resolve()
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None)) is not None
-    }
-    return tuple(
-        sorted(
-            file
-            for file in files
-            if file.suffix == ".py" and not any(map(file.is_relative_to, (own, *_INSTALLED)))
-        )
-    )
-
-
-def _service(service: ServiceDefinition) -> ServiceSpec:
+def _service(service: ServiceDefinition, sources: Sources) -> ServiceSpec:
     _check_args(service)
     return ServiceSpec(
         name=service.name,
@@ -72,7 +67,7 @@ def _service(service: ServiceDefinition) -> ServiceSpec:
         env=dict(service.env),
         args=dict(service.args),
         version=service.version,
-        code=_code(service.cls),
+        code=_code(service, sources),
         doc=inspect.cleandoc(service.cls.__doc__ or ""),
         endpoints=tuple(_endpoint(endpoint) for endpoint in service.endpoints.values()),
         mounts=tuple(
@@ -84,6 +79,7 @@ def _service(service: ServiceDefinition) -> ServiceSpec:
                 service=edge.target.name,
                 timeout_s=edge.timeout_s,
                 retries=edge.retries,
+                colocate=edge.colocate,
             )
             for edge in service.dependencies.values()
         ),
@@ -178,17 +174,26 @@ def _is_scalar(schema: dict[str, Any], definitions: dict[str, Any]) -> bool:
     return schema.get("type") in _SCALARS or "const" in schema or "enum" in schema
 
 
-def _code(cls: type) -> str:
-    """Digest the author's sources of a class: its module, and those of its bases."""
+def _code(service: ServiceDefinition, sources: Sources) -> str:
+    """Digest what a service runs, and what it needs to know of those that it calls."""
+    cls = service.cls
     digest = hashlib.sha256()
-    for name in dict.fromkeys(base.__module__ for base in cls.__mro__):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None:
-            path = Path(file).resolve()
-            if name == cls.__module__ or not any(map(path.is_relative_to, _INSTALLED)):
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
-        elif name == cls.__module__:
-            digest.update(_typed_in(cls).encode())
+    if sources.read(cls.__module__) is None:
+        digest.update(_typed_in(cls).encode())
+    else:
+        digest.update(sources.digest(cls.__module__, cls.__qualname__).encode())
+    for edge in service.dependencies.values():
+        for endpoint in map(_endpoint, edge.target.endpoints.values()):
+            called = (
+                endpoint.name,
+                endpoint.kind,
+                endpoint.is_async,
+                endpoint.idempotent,
+                endpoint.timeout_s,
+                endpoint.input,
+                endpoint.output,
+            )
+            digest.update(msgspec.json.encode((edge.attribute, called), order="sorted"))
     return digest.hexdigest()[:12]
 
 

@@ -43,8 +43,8 @@ class ServiceRef(Generic[T_co]):
             prefix: Route prefix; without one it has no HTTP routes.
             replicas: A number, or a policy.
             gpu: Devices for one replica; below 1 shares one.
-            cpu: Cores for one replica, for placement.
-            memory: Memory for one replica, for placement: bytes, or text like `"4GiB"`.
+            cpu: Cores that one replica keeps busy.
+            memory: Memory of one replica: bytes, or text like `"4GiB"`.
             limits: Bounds of its queues.
             env: Environment variables, in place of all those of the class.
             version: Label of this version.
@@ -83,10 +83,17 @@ class Dependency(Generic[T_co]):
     `__set__`, so a unit test may assign anything to the attribute of a plain instance.
     """
 
-    def __init__(self, target: ServiceDefinition, timeout_s: float | None, retries: int) -> None:
+    def __init__(
+        self,
+        target: ServiceDefinition,
+        timeout_s: float | None,
+        retries: int,
+        colocate: bool,
+    ) -> None:
         self.target = target
         self.timeout_s = timeout_s
         self.retries = retries
+        self.colocate = colocate
         self.owner: type | None = None
         self.attribute = ""
 
@@ -122,6 +129,7 @@ class Dependency(Generic[T_co]):
             target=self.target,
             timeout_s=self.timeout_s,
             retries=self.retries,
+            colocate=self.colocate,
         )
 
     def __repr__(self) -> str:
@@ -170,15 +178,18 @@ def depends(
     *,
     timeout_s: float | None = None,
     retries: int = 1,
+    colocate: bool = False,
 ) -> Dependency[T]:
     """Declare that a service calls another one: the attribute becomes a handle to it.
 
-    All that depend on one class (or on equal refs) share its replicas.
+    All that depend on one class (or on equal refs) share its replicas, except with `colocate`.
 
     Args:
         target: A service class, or a `ref` to one.
         timeout_s: Deadline of calls through this handle; None takes the endpoint's.
         retries: Attempts after the first, for calls that are safe to repeat.
+        colocate: Run it in this service's own processes. Its limits, threads and batches stay,
+            but arguments and results are handed over as they are: no copy, no check of types.
 
     Raises:
         SpecError: `target` is no service, or a value can't be used.
@@ -189,7 +200,7 @@ def depends(
             raise SpecError(f"timeout_s={timeout_s}; must be above 0, or None")
         if retries < 0:
             raise SpecError(f"retries={retries}; must be 0 or more")
-    return Dependency(found, timeout_s, retries)
+    return Dependency(found, timeout_s, retries, colocate)
 
 
 def topology(root: ServiceDefinition) -> tuple[ServiceDefinition, ...]:

@@ -3,6 +3,7 @@
 All are plain data, so they serialise into the `AppSpec` as they are.
 """
 
+from collections.abc import Iterable
 from math import inf
 
 import msgspec
@@ -171,12 +172,12 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gpu: Devices; a fraction below 1 shares one, whole numbers above take that many.
-        cpu: Cores, for placement.
-        memory: Bytes of memory, for placement; 0 asks for none in particular.
+        cpu: Cores, to warn when there are too few; 0 asks for none in particular.
+        memory: Bytes of memory, which the machine must have; 0 asks for none in particular.
     """
 
     gpu: float = 0.0
-    cpu: float = 1.0
+    cpu: float = 0.0
     memory: int = 0
 
     def __post_init__(self) -> None:
@@ -186,3 +187,17 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.cpu < 0:
             raise SpecError(f"cpu={self.cpu}: must be 0 or more")
+
+    @classmethod
+    def together(cls, parts: Iterable["Resources"]) -> "Resources":
+        """Return what services that share a process need.
+
+        Raises:
+            SpecError: Their GPUs add up to neither a share of one nor a whole number.
+        """
+        parts = list(parts)
+        return cls(
+            gpu=round(sum(part.gpu for part in parts), 6),  # ten times 0.1 is one device
+            cpu=sum(part.cpu for part in parts),
+            memory=sum(part.memory for part in parts),
+        )

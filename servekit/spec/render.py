@@ -1,6 +1,6 @@
 """Pictures of an app, made from its `AppSpec` alone: a text tree and a Mermaid chart."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
 from servekit.spec.policy import Autoscale
@@ -14,28 +14,38 @@ def tree(app: AppSpec) -> str:
         Search  /search
         ├── query  POST /search/query
         └── embedder → Embedder  1 to 4 replicas  gpu 0.5
-            └── embed  batched ≤64, waits ≤4 ms
+            ├── embed  batched ≤64, waits ≤4 ms
+            └── words → Tokenizer  in the same process
+                └── split  internal
     """
-    return "\n".join(_draw(app, app.service(app.root), set()))
+    services = app.everything()
+    return "\n".join(_draw(services, services[app.root], set()))
 
 
 def mermaid(app: AppSpec) -> str:
-    """Return the graph as a Mermaid flow chart, for a README or a docs page."""
-    ids = {service.name: f"s{index}" for index, service in enumerate(app.services)}
+    """Return the graph as a Mermaid flow chart, for a README or a docs page.
+
+    A thick arrow leads to a service that lives in the process of the one it comes from.
+    """
+    services = list(app.everything().values())
+    ids = {service.name: f"s{index}" for index, service in enumerate(services)}
     lines = ["flowchart LR"]
-    for service in reversed(app.services):
+    for service in reversed(services):
         text = "<br/>".join([f"<b>{service.name}</b>", *_facts(service)])
         lines.append(f'    {ids[service.name]}["{text}"]')
-    for service in reversed(app.services):
+    for service in reversed(services):
         lines.extend(
-            f"    {ids[service.name]} -->|{edge.attribute}| {ids[edge.service]}"
+            f"    {ids[service.name]} {'==>' if edge.colocate else '-->'}"
+            f"|{edge.attribute}| {ids[edge.service]}"
             for edge in service.dependencies
         )
     return "\n".join(lines)
 
 
-def _draw(app: AppSpec, service: ServiceSpec, drawn: set[str]) -> Iterator[str]:
-    yield "  ".join([service.name, *_facts(service)])
+def _draw(
+    services: Mapping[str, ServiceSpec], service: ServiceSpec, drawn: set[str], note: str = ""
+) -> Iterator[str]:
+    yield "  ".join([service.name, *_facts(service), *filter(None, [note])])
     drawn.add(service.name)
     width = max((len(endpoint.name) for endpoint in service.endpoints), default=0)
     children = [
@@ -43,11 +53,12 @@ def _draw(app: AppSpec, service: ServiceSpec, drawn: set[str]) -> Iterator[str]:
         for endpoint in service.endpoints
     ]
     for edge in service.dependencies:
-        target = app.service(edge.service)
+        target = services[edge.service]
+        note = "in the same process" if edge.colocate else ""
         if target.name in drawn:
-            block = [f"{target.name}  (above)"]
+            block = ["  ".join([target.name, *filter(None, [note]), "(above)"])]
         else:
-            block = list(_draw(app, target, drawn))
+            block = list(_draw(services, target, drawn, note))
         children.append([f"{edge.attribute} → {block[0]}", *block[1:]])
     for index, (head, *rest) in enumerate(children):
         is_last = index == len(children) - 1

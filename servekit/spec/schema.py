@@ -4,7 +4,7 @@ The replica decodes with an `InputSchema` and encodes with an `OutputSchema`; a 
 service, and the typed client, do the reverse with the same two objects.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, cast
 
 from servekit.core.call import BINARY, EMPTY, JSON, NPY, Buffer, Payload
@@ -176,7 +176,7 @@ class InputSchema:
             value = self._bind(args, kwargs) if args else kwargs
         return self._codec.write(value, accept=accept or JSON, internal=not accept)
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, also the one that is the body.
 
         Raises:
@@ -186,23 +186,16 @@ class InputSchema:
             return {self._names[0]: self._only(args, kwargs)}
         return self._bind(args, kwargs)
 
-    def encode_part(
-        self, given: Mapping[str, Any], *, later: Collection[str], accept: str = ""
-    ) -> Payload:
+    def encode_part(self, given: Mapping[str, Any], *, later: Iterable[str]) -> Payload:
         """Return a body that lacks some of the arguments, for `complete` to add them.
 
         Args:
             given: Those that are there, by name.
-            later: Names of those that aren't; where there is none, `complete` isn't needed.
-            accept: As for `encode`.
+            later: Names of those that aren't.
 
         Raises:
             InvalidInput: One is unknown, or has the wrong type.
         """
-        if not later:
-            if self._body:
-                return self.encode(tuple(given.values()), {}, accept=accept)
-            return self.encode((), given, accept=accept)
         for name in later:
             if name not in self._names:
                 self._misfit(f"has no parameter {name!r}.{suggest(name, self._names)}")
@@ -234,6 +227,29 @@ class InputSchema:
         if self._part is None:
             self._part = self._codec.of(_keyword_hint(self._params, total=False))
         return self._part
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return the arguments for a callee in this process, named as `decode` names them.
+
+        Args:
+            args: As for a plain call, without `self`.
+            kwargs: The same. The values are handed on as they are, unchecked.
+
+        Raises:
+            InvalidInput: They don't fit the signature.
+        """
+        if self._body:
+            return (self._only(args, kwargs),), {}
+        bound = self._bind(args, kwargs)
+        named: dict[str, Any] = {}  # in the order of the signature, which batches rely on
+        for param in self._params:
+            if param.name in bound:
+                named[param.name] = bound.pop(param.name)
+            elif param.required:
+                self._misfit(f"misses the argument {param.name!r}")
+        for name in bound:
+            self._misfit(f"has no parameter {name!r}.{suggest(name, self._names)}")
+        return (), named
 
     def _only(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if len(args) != 1 or kwargs:

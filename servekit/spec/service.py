@@ -49,7 +49,7 @@ def service(
     prefix: str | None = None,
     replicas: int | Autoscale = 1,
     gpu: float = 0.0,
-    cpu: float = 1.0,
+    cpu: float = 0.0,
     memory: str | int | None = None,
     limits: Limits | None = None,
     env: Mapping[str, str] | None = None,
@@ -63,8 +63,8 @@ def service(
         prefix: Route prefix like `"/search"`; None has HTTP routes only as the root of an app.
         replicas: A number, or a policy.
         gpu: Devices for one replica: below 1 shares one, whole numbers take that many.
-        cpu: Cores for one replica, for placement.
-        memory: Memory for one replica, for placement: bytes, or text like `"4GiB"`.
+        cpu: Cores that one replica keeps busy; more than there are is a warning.
+        memory: Memory of one replica: bytes, or text like `"4GiB"`. More than there is is refused.
         limits: Bounds of its queues; None takes the defaults of `Limits`.
         env: Environment variables of its replicas.
         version: Label of this version.

@@ -7,7 +7,7 @@ window at a time. So a slow reader holds the generator back, and nothing piles u
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Self
+from typing import Any, Self
 
 from servekit.core.call import Buffer, Payload
 from servekit.errors import CallError
@@ -17,7 +17,7 @@ WINDOW = 128
 
 
 class IncomingStream:
-    """The reading end: an async iterator of payloads.
+    """The reading end: an async iterator of payloads, or of values that need no wire.
 
     Args:
         loop: The loop it is read on.
@@ -41,11 +41,17 @@ class IncomingStream:
         self._grant = grant
         self._finish = finish
         self.deadline = deadline
-        self._chunks: deque[Payload] = deque()
+        self._chunks: deque[Any] = deque()
         self._taken = WINDOW - granted
         self._ended = self._finished = False
         self._error: CallError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, value: Any) -> None:
+        """Take one chunk as it is, from a sender in this process."""
+        if not self._ended:
+            self._chunks.append(value)
+            self._wake()
 
     def push(self, header: Buffer, segments: list[Buffer]) -> None:
         """Take one chunk of any number of segments from the wire; the header is its media type."""
@@ -61,7 +67,7 @@ class IncomingStream:
             self._wake()
 
     def end(self, error: CallError | None = None) -> None:
-        """Take the end from the wire; the error, if any, is raised behind the last chunk."""
+        """Take the end from the sender; the error, if any, is raised behind the last chunk."""
         if not self._ended:
             self._ended, self._error = True, error
             self._finish_once(closed_early=False)
@@ -70,7 +76,7 @@ class IncomingStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Payload:
+    async def __anext__(self) -> Any:
         while not self._chunks:
             self._took(0)
             if self._ended:
@@ -123,7 +129,36 @@ class IncomingStream:
             self._waiter.set_result(None)
 
 
-class OutgoingStream:
+class Window:
+    """The sender's view of how many chunks the reader has room for.
+
+    Args:
+        loop: The loop it is waited for on.
+        granted: Chunks that may be sent before the reader asks for more.
+    """
+
+    __slots__ = ("_loop", "_waiter", "credits")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, granted: int = WINDOW) -> None:
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+        self.credits = granted
+
+    def grant(self, count: int) -> None:
+        """Take note that the reader wants `count` more chunks."""
+        self.credits += count
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def credit(self) -> None:
+        """Wait until a chunk may be sent, and take its credit."""
+        while self.credits <= 0:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self.credits -= 1
+
+
+class OutgoingStream(Window):
     """The sending end: takes credit for each chunk, and joins chunks of one loop turn.
 
     Args:
@@ -133,7 +168,7 @@ class OutgoingStream:
         granted: Chunks that may be sent before the reader asks for more.
     """
 
-    __slots__ = ("_loop", "_ready", "_send", "_waiter", "credits")
+    __slots__ = ("_ready", "_send")
 
     def __init__(
         self,
@@ -142,11 +177,9 @@ class OutgoingStream:
         *,
         granted: int = WINDOW,
     ) -> None:
-        self._loop = loop
+        super().__init__(loop, granted=granted)
         self._send = send
         self._ready: list[Payload] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self.credits = granted
 
     async def send_all(
         self, chunks: AsyncIterator[Payload], blocked: Callable[[], asyncio.Future[None] | None]
@@ -183,16 +216,3 @@ class OutgoingStream:
         if self._ready:
             ready, self._ready = self._ready, []
             self._send(ready)
-
-    def grant(self, count: int) -> None:
-        """Take note that the reader wants `count` more chunks."""
-        self.credits += count
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def credit(self) -> None:
-        """Wait until a chunk may be sent, and take its credit."""
-        while self.credits <= 0:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        self.credits -= 1

@@ -36,12 +36,14 @@ def needs(*packages: str) -> None:
 
 
 @contextlib.contextmanager
-def serving(target: str, log: Path) -> Iterator[str]:
+def serving(target: str, log: Path, **env: str) -> Iterator[str]:
     """Run `servekit serve` on a free port, and yield its URL once it is ready."""
     command = [sys.executable, "-m", "servekit", "serve", target, "--port", "0"]
-    env = os.environ | {"SERVEKIT_JOBS_DIR": str(log.parent / "jobs")}
+    env["SERVEKIT_JOBS_DIR"] = str(log.parent / "jobs")
     with log.open("wb") as out:
-        server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | env, stdout=out, stderr=subprocess.STDOUT
+        )
     try:
         yield wait_until_ready(server, log)
         server.terminate()
@@ -254,6 +256,29 @@ def test_image_upload_finds_colours_in_forms_and_bodies(tmp_path):
         wrong = http.post("/find", files={"image": ("x", b"no picture")})
         assert wrong.json()["error"]["fields"][0]["path"] == "image"
         assert "multipart/form-data" in http.get("/page/").text
+
+
+# ---- shares of GPUs
+
+
+def test_gpu_fractions_are_placed_as_its_readme_says(tmp_path):
+    target = "examples/gpu_fractions/app.py"
+    with serving(target, tmp_path / "log", SERVEKIT_GPUS="2") as url:
+        with servekit.Client(url) as client:
+            places = {place["stage"]: place for place in client.call("where")}
+        devices = {stage: place["devices"] for stage, place in places.items()}
+        assert devices["Pipeline"] == devices["Clean"] == ""
+        assert devices["Detect"] == devices["Read"] == "1"
+        assert devices["Describe"] == "0"
+        pids = {stage: place["pid"] for stage, place in places.items()}
+        assert pids["Clean"] == pids["Pipeline"]
+        assert len(set(pids.values())) == 4
+        assert "Describe  sees 0\n" in run_snippets("gpu_fractions", url)[0] + "\n"
+    done = python("-m", "servekit", "serve", target, "--port", "0", SERVEKIT_GPUS="1")
+    assert done.returncode == 1
+    assert "this machine has 1 GPU" in done.stderr
+    tree = python("-m", "servekit", "graph", target).stdout
+    assert "clean → Clean  in the same process" in tree
 
 
 # ---- semantic search

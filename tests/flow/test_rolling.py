@@ -30,6 +30,10 @@ class Root:
 BREAKS = "def __init__(self) -> None: raise RuntimeError('bad weights')"
 
 
+def numbered(n: int, value: str) -> bool:
+    return value.split()[1] == str(n)
+
+
 def source(version: str, setup: str = "pass") -> str:
     return SOURCE.format(version=version, setup=setup)
 
@@ -47,7 +51,7 @@ async def test_saving_a_file_under_load(tmp_path):
 
         async with (
             await Http.open(app.url) as kept,
-            Load(app, "/label", rate=60, right=lambda n, value: value.split()[1] == str(n)) as load,
+            Load(app, "/label", rate=60, right=numbered) as load,
         ):
             await load.goes_on()
             file.write_text(source("v2"))
@@ -78,3 +82,194 @@ async def test_saving_a_file_under_load(tmp_path):
         await until(settled, "the old replicas have gone")
         seen = {outcome.value.split()[0] for outcome in load.outcomes()}
         assert seen == {"v1", "v2", "v4"}
+
+
+PARTS = """
+import os
+
+import servekit as sk
+
+
+@sk.service
+class Inner:
+    @sk.endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@sk.service
+class Apart:
+    @sk.endpoint
+    async def answer(self) -> str:
+        return helper()
+
+
+def helper() -> str:
+    return "apart 1"
+
+
+@sk.service
+class Root:
+    inner = sk.depends(Inner, colocate=True)
+    apart = sk.depends(Apart)
+
+    @sk.endpoint
+    async def ask(self) -> list[str]:
+        assert await self.inner.pid.remote() == os.getpid()
+        return ["root 1", await self.apart.answer.remote()]
+"""
+
+
+async def test_only_what_runs_the_edited_code_is_replaced(tmp_path):
+    file = tmp_path / "app.py"
+    file.write_text(PARTS)
+    async with serving(f"{file}:Root", verb="dev", cwd=tmp_path) as app:
+        text = PARTS
+
+        async def after(old: str, new: str, answer: list[str]) -> tuple[str, str]:
+            """Edit the file, wait until it serves, and return the ids of both replicas."""
+            nonlocal text
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+            rolls = app.text.count("reloaded")
+            file.write_text(text)
+            await until(lambda: app.text.count("reloaded") > rolls, "it is reloaded")
+
+            async def answers():
+                return (await app.post("/ask")).json == answer
+
+            await until(answers, "the new code answers")
+
+            async def alone():
+                both = [await app.replicas(name) for name in ("Root", "Apart")]
+                return [next(iter(one)) for one in both] if all(len(b) == 1 for b in both) else None
+
+            root, apart = await until(alone, "the old replicas have gone")
+            return root, apart
+
+        assert not await app.replicas("Inner")
+        before = [next(iter(await app.replicas(name))) for name in ("Root", "Apart")]
+        first = await after("import os\n", "import os  # edited\n", ["root 1", "apart 1"])
+        assert list(first) == before
+        root, apart = await after('"apart 1"', '"apart 2"', ["root 1", "apart 2"])
+        assert root == first[0]
+        assert apart != first[1]
+        second = await after('"root 1"', '"root 2"', ["root 2", "apart 2"])
+        assert second[0] != root
+        assert second[1] == apart
+        third = await after("return os.getpid()", "return int(os.getpid())", ["root 2", "apart 2"])
+        assert third[0] != second[0], "what is colocated runs in its process"
+        assert third[1] == apart
+        fourth = await after(
+            "async def answer(self) -> str:",
+            "async def answer(self, n: int = 1) -> str:",
+            ["root 2", "apart 2"],
+        )
+        assert fourth[0] != third[0], "its caller knows another signature now"
+        assert fourth[1] != apart
+        series = await app.metrics()
+        assert any('service="Inner"' in name and 'endpoint="pid"' in name for name in series)
+
+
+ALONE = """
+import os
+
+import servekit as sk
+
+
+@sk.service(gpu=1, replicas=2, version="{version}")
+class Root:
+    {setup}
+
+    @sk.endpoint(idempotent=True)
+    def label(self, x: int) -> str:
+        return f"{version} {{x}} {{os.environ['CUDA_VISIBLE_DEVICES']}}"
+"""
+
+
+async def test_saving_a_file_while_all_gpus_are_taken(tmp_path):
+    """There is no room for the new beside the old: it replaces it one by one, and no call is lost."""
+    file = tmp_path / "app.py"
+    file.write_text(ALONE.format(version="v1", setup="pass"))
+    env = {"SERVEKIT_GPUS": "2"}
+    async with serving(f"{file}:Root", verb="dev", cwd=tmp_path, env=env) as app:
+
+        async def replicas(version: str) -> bool:
+            [found] = (await app.status()).services
+            answer = await app.post("/label", {"x": 5})
+            ready = [replica for replica in found.replicas if replica.state == "ready"]
+            return len(ready) == len(found.replicas) == 2 and answer.json.startswith(version)
+
+        async with Load(app, "/label", rate=30, right=numbered) as load:
+            await load.goes_on()
+            file.write_text(ALONE.format(version="v2", setup="pass"))
+            await until(lambda: replicas("v2"), "both are new")
+            await load.goes_on()
+            assert app.text.count("an old replica, which leaves first") == 2
+            file.write_text(ALONE.format(version="v3", setup=BREAKS))
+            await until(lambda: "reload failed" in app.text, "the broken edit is reported")
+            assert "bad weights" in app.text
+            await load.goes_on()  # with the other one: what left can't come back
+            file.write_text(ALONE.format(version="v4", setup="pass"))
+            await until(lambda: replicas("v4"), "both are new")
+        assert load.check().keys() == {"200"}
+        assert {outcome.value.split()[2] for outcome in load.outcomes()} == {"0", "1"}
+
+
+UNDONE = """
+import servekit as sk
+
+
+@sk.service(gpu=1)
+class Model:
+    @sk.endpoint
+    async def label(self) -> str:
+        return "{label}"
+
+
+@sk.service
+class Root:
+    model = sk.depends(Model)
+
+    def __init__(self) -> None:
+        {setup}
+
+    @sk.endpoint
+    async def label(self) -> str:
+        return await self.model.label.remote()
+"""
+
+
+async def test_what_ran_an_edit_that_was_undone_is_replaced(tmp_path):
+    """A roll fails elsewhere when the only replica has left: it comes back with the new code."""
+    file = tmp_path / "app.py"
+    file.write_text(UNDONE.format(label="old", setup="pass"))
+    env = {"SERVEKIT_GPUS": "1"}
+    async with serving(f"{file}:Root", verb="dev", cwd=tmp_path, env=env) as app:
+
+        async def says(label: str) -> bool:
+            return (await app.post("/label")).json == label
+
+        await until(lambda: says("old"), "it serves")
+        waits = "import time; time.sleep(2); raise RuntimeError('bad')"
+        file.write_text(UNDONE.format(label="new", setup=waits))
+        await until(lambda: "reload failed" in app.text, "the broken edit is reported")
+        await until(lambda: says("new"), "what left came back as the file says")
+        file.write_text(UNDONE.format(label="old", setup="pass"))
+        await until(lambda: says("old"), "the edit is undone")
+
+
+async def test_saving_a_file_while_its_only_gpu_is_taken(tmp_path):
+    """Calls wait until the new one is there."""
+    file = tmp_path / "app.py"
+    one = ALONE.replace("replicas=2, ", "")
+    file.write_text(one.format(version="v1", setup="pass"))
+    env = {"SERVEKIT_GPUS": "1"}
+    async with serving(f"{file}:Root", verb="dev", cwd=tmp_path, env=env) as app:
+        async with Load(app, "/label", rate=30, right=numbered) as load:
+            await load.goes_on()
+            file.write_text(one.format(version="v2", setup="pass"))
+            await until(lambda: "reloaded" in app.text, "it is reloaded")
+            await load.goes_on()
+        assert load.check().keys() == {"200"}
+        assert {outcome.value.split()[0] for outcome in load.outcomes()} == {"v1", "v2"}

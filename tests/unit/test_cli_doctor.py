@@ -83,3 +83,12 @@ def test_packages_that_are_missing_or_old():
     old = doctor._group("x", [("pydantic", ">=99")], fix="f", optional=True)
     assert old.level == "warn"
     assert "needs >=99" in old.found
+
+
+def test_a_driver_that_nothing_can_ask_is_pointed_out(monkeypatch):
+    monkeypatch.setattr("servekit.engine.devices.is_not_asked", lambda: True)
+    found = {finding.check: finding for finding in doctor.examine()}["GPUs"]
+    assert found.level == "warn"
+    assert "servekit[gpu]" in found.fix
+    monkeypatch.setenv("SERVEKIT_GPUS", "2")
+    assert {finding.check: finding.level for finding in doctor.examine()}["GPUs"] == "ok"

@@ -16,6 +16,7 @@ from servekit.errors import AuthorError, ConfigError, SetupError, SpecError
 from servekit.spec.app import AppSpec, DependencySpec
 from servekit.spec.definition import definition
 from servekit.spec.describe import describe
+from servekit.spec.own import OwnModules
 from servekit.spec.target import load, target_of
 
 ROOT = Path(__file__).parents[2]
@@ -291,16 +292,121 @@ def code(target: str) -> str:
 
 
 def test_the_digest_follows_the_sources_of_the_class_and_its_bases(folder: Path) -> None:
-    base = "import servekit as sk\nclass Base: ...\n"
-    derived = "import servekit as sk\nfrom {} import Base\n@sk.service\nclass Model(Base): ...\n"
-    digests: list[Any] = []
-    for index, extra in enumerate(["", "", "# edited\n"]):
-        write(folder / f"sk_base_{index}.py", base + extra)
-        write(folder / f"sk_model_{index}.py", derived.format("sk_base_0"))
-        digests.append(code(f"sk_model_{index}:Model"))
-    assert digests[0] == digests[1] == digests[2]
-    assert len(digests[0]) == 12
+    base = "import servekit as sk\nclass Base:\n    size = 1\n"
+    derived = (
+        "import servekit as sk\nfrom sk_below import Base\n@sk.service\nclass Model(Base): ...\n"
+    )
+    write(folder / "sk_below.py", base)
+    write(folder / "sk_above.py", derived)
+    first = code("sk_above:Model")
+    assert len(first) == 12
+    write(folder / "sk_below.py", base + "# edited\n")
+    write(folder / "sk_above.py", derived.replace("...", "pass  # edited"))
+    second = code("sk_above:Model")
+    write(folder / "sk_above.py", derived + "\n\n# edited\nother = 1\n")
+    assert code("sk_above:Model") == first != second
+    write(folder / "sk_below.py", base.replace("1", "2"))
+    assert code("sk_above:Model") not in (first, second)
 
-    write(folder / "sk_model_3.py", derived.format("sk_base_2"))
-    write(folder / "sk_model_4.py", derived.format("sk_base_0") + "# edited\n")
-    assert len({digests[0], code("sk_model_3:Model"), code("sk_model_4:Model")}) == 3
+
+def test_a_caller_follows_the_endpoints_of_what_it_calls() -> None:
+    def caller(kind: Any, **options: Any) -> Any:
+        @sk.service
+        class Inner:
+            @sk.endpoint(**options)
+            def ask(self, x: kind) -> int:
+                return 1
+
+        @sk.service
+        class Outer:
+            inner = sk.depends(Inner)
+
+        app = describe(Outer)
+        return app.service("Outer").code, app.service("Inner").revision
+
+    outer, inner = caller(int)
+    assert caller(int) == (outer, inner)
+    assert caller(int, tags=["a"], max_concurrency=2)[0] == outer, "no affair of its callers"
+    assert caller(int, tags=["a"])[1] != inner
+    assert caller(str)[0] != outer
+    assert caller(int, idempotent=True)[0] != outer
+    assert caller(int, timeout_s=3)[0] != outer
+
+
+def test_own_modules_are_found_without_importing_them(folder: Path) -> None:
+    app = """
+        import servekit as sk
+
+        @sk.service
+        class Lazy:
+            @sk.endpoint
+            def ask(self) -> int:
+                import json
+                from sk_lazy.inner import answer
+                from sk_space.below.far import more
+                return answer() + more()
+    """
+    far = write(folder / "sk_space" / "below" / "far.py", "def more(): return 1")
+    write(folder / "sk_app_h.py", app)
+    inner = write(folder / "sk_lazy" / "inner.py", "def answer(): return 1")
+    write(folder / "sk_lazy" / "__init__.py", "")
+    own = OwnModules()
+    before = describe(load("sk_app_h"), own).service("Lazy").code
+    assert "sk_lazy" not in sys.modules
+    names = {str(file.relative_to(folder.resolve())) for file in own.files() if "sk_" in str(file)}
+    assert names >= {"sk_app_h.py", "sk_lazy/__init__.py", "sk_lazy/inner.py"}
+    assert own.find("json") is own.find("numpy") is own.find("servekit.errors") is None
+    assert own.find("sk_lazy.no") is own.find("json.no") is own.find("no.no") is None
+    inner.write_text("def answer(): return 2")
+    after = describe(load("sk_app_h")).service("Lazy").code
+    assert after != before
+    far.write_text("def more(): return 2")
+    assert describe(load("sk_app_h")).service("Lazy").code != after
+
+
+def test_all_own_modules_are_known_imported_or_not(folder: Path) -> None:
+    """A plug-in that only a string names may be loaded by a replica, later."""
+    app = """
+        import importlib
+        import servekit as sk
+
+        @sk.service
+        class Host:
+            @sk.endpoint
+            def ask(self, name: str) -> int:
+                return importlib.import_module(f"sk_plugins.{name}").answer()
+    """
+    write(folder / "sk_app_p.py", app)
+    write(folder / "sk_plugins" / "__init__.py", "")
+    plugin = write(folder / "sk_plugins" / "deep" / "one.py", "def answer(): return 1")
+    write(folder / "sk_plugins" / "deep" / "__init__.py", "")
+    own = OwnModules()
+    before = describe(load("sk_app_p"), own).service("Host").code
+    assert "sk_plugins" not in sys.modules
+    assert {"sk_app_p", "sk_plugins", "sk_plugins.deep.one"} <= set(own.names())
+    assert plugin.resolve() in own.files()
+    plugin.write_text("def answer(): return 2")
+    assert describe(load("sk_app_p")).service("Host").code != before
+
+
+@pytest.mark.parametrize("place", ["site-packages", "dist-packages"])
+def test_what_an_installer_wrote_is_nobodys_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Else each reload would read all of a large library that is installed for the user."""
+    name = f"sk_installed_{place[:4]}"
+    write(folder / "lib" / place / f"{name}.py", "")
+    monkeypatch.syspath_prepend(folder / "lib" / place)
+    own = OwnModules()
+    assert own.find(name) is None
+    own.add([name])
+    assert own.find(name) is not None
+
+
+def test_a_service_in_an_installed_package_has_a_digest(folder: Path) -> None:
+    own = OwnModules()
+    assert own.find("email") is None
+    own.add(["email"])
+    found = own.find("email")
+    assert found is not None
+    assert found.is_package

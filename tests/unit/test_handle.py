@@ -16,6 +16,7 @@ from servekit.errors import (
     DeadlineExceeded,
     ExecutionError,
     InvalidInput,
+    InvalidOutput,
     NotFound,
     ServekitError,
 )
@@ -186,9 +187,16 @@ class Parent:
         return await self.child.double.remote(n)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def app():
-    with sk.local(Parent) as service:
+@sk.service(name="Parent")
+class Together(Parent):
+    child = sk.depends(Child, colocate=True)
+    hasty = sk.depends(Child, timeout_s=0.05, colocate=True)
+
+
+@pytest.fixture(scope="module", params=[Parent, Together], ids=["apart", "colocated"])
+def app(request):
+    """A child behind a wire, and one in its parent's process: callers must see no difference."""
+    with sk.local(request.param) as service:
         yield service
 
 
@@ -282,7 +290,8 @@ def test_arguments_that_do_not_fit_fail_at_the_call(app, caplog):
             call()
     with pytest.raises((TypeError, InvalidInput)):
         app.double.remote("x").result()
-    with pytest.raises(ExecutionError):
+    # The parent's own mistake; without a wire between them, what it does to the child's answer.
+    with pytest.raises((ExecutionError, InvalidOutput)):
         app.wrong.remote("x").result()
 
 

@@ -1,9 +1,11 @@
 """A replica as the supervisor sees it: its figures, and how long they count."""
 
+import asyncio
+
 import pytest
 
 from servekit.engine import member as module
-from servekit.engine.control import Health, StartReplica, Stats
+from servekit.engine.control import Health, Started, StartReplica, Stats
 from servekit.engine.member import Member, State
 from servekit.engine.table import Table
 from servekit.errors import ReplicaLost
@@ -97,3 +99,29 @@ async def test_it_fails_from_its_first_silence_to_its_next_answer(member, clock)
     member.process.stats = Stats()
     await member.check()
     assert (member.failing_since, member.trouble) == (None, "")
+
+
+async def test_it_gets_the_table_as_it_is_when_it_takes_its_order():
+    """What was published while its process came up has not reached it."""
+    sent: list[StartReplica] = []
+    greeted = asyncio.Event()
+
+    class Slow:
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def ask(self, verb, body, **_):
+            assert verb == "start"
+            await greeted.wait()
+            sent.append(body())
+            return Started(address="unix:/x")
+
+    tables = [Table(serial=1)]
+    order = StartReplica(ServiceSpec(name="S", target="app:S"), "S-1", (), "unix:/x", "/x")
+    member = Member(order, Slow(), lambda: tables[-1])  # type: ignore[arg-type]
+    start = asyncio.create_task(member.start(5.0))
+    await asyncio.sleep(0)
+    tables.append(Table(serial=2))
+    greeted.set()
+    await start
+    assert sent[0].table.serial == 2
+    assert member.state is State.STANDBY

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servekit.engine.placement import Device, Placement, allocate
+from servekit.engine.placement import Device, Placement
 from servekit.errors import ResourceError
 
 TWO = (Device(id="0", memory=40 * 2**30), Device(id="1", memory=40 * 2**30))
@@ -66,6 +66,26 @@ def test_what_cannot_be_met_is_refused_with_what_there_is(inventory, asked, mess
     assert placement.statistics() == before
 
 
+def test_slices_are_devices_but_a_process_gets_one():
+    cut = (Device(id="MIG-a", is_slice=True), Device(id="MIG-b", is_slice=True), Device(id="2"))
+    placement = Placement(cut)
+    assert placement.place("A-0", 0.5) == ("MIG-a",)
+    assert placement.place("B-0", 1) == ("MIG-b",)
+    with pytest.raises(ResourceError, match="C-0 asks gpu=2; this machine has 3 GPUs"):
+        placement.place("C-0", 2)
+    assert Placement((*cut, Device(id="3"))).place("C-0", 2) == ("2", "3")
+
+
+def test_what_is_reserved_is_handed_over():
+    placement = Placement(TWO)
+    placement.place_all({"A #1": 0.5, "B #1": 1})
+    assert placement.hand_over("A #1", "A-7") == ("1",)
+    assert placement.hand_over("B #1", "B-8") == ("0",)
+    assert placement.statistics() == {"0": {"B-8": 1.0}, "1": {"A-7": 0.5}}
+    placement.release("A-7")
+    assert placement.place("C-0", 1) == ("1",)
+
+
 def test_a_replica_is_placed_once_and_released_any_number_of_times():
     placement = Placement(TWO)
     placement.place("A-0", 2)
@@ -79,7 +99,12 @@ def test_a_replica_is_placed_once_and_released_any_number_of_times():
 def test_all_are_placed_the_largest_first():
     # One at a time, in this order, the second share would take the device that B needs.
     requests = {"A-0": 0.6, "A-1": 0.4, "C-0": 0.0, "B-0": 1.0}
-    assert allocate(TWO, requests) == {"A-0": ("1",), "A-1": ("1",), "C-0": (), "B-0": ("0",)}
+    assert Placement(TWO).place_all(requests) == {
+        "A-0": ("1",),
+        "A-1": ("1",),
+        "C-0": (),
+        "B-0": ("0",),
+    }
 
 
 def test_all_are_placed_or_none():

@@ -1,12 +1,15 @@
 """A pool of replicas that are no processes: what it starts, keeps and lets go, and in which order."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
 from servekit.engine import pool as module
 from servekit.engine.control import Started, Stats
 from servekit.engine.member import State
+from servekit.engine.numbers import resized
 from servekit.engine.pool import Pool
 from servekit.engine.table import Target
 from servekit.errors import ConfigError, ResourceError, SetupError, SpecError
@@ -31,6 +34,8 @@ class Replica:
         self.ready_at = 0.0
         self.stats = Stats()
         self.rate_per_s = 0.0
+        self.trouble = ""
+        self.failing_since = None
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.drained = asyncio.Event()
 
@@ -46,6 +51,10 @@ class Replica:
         if self.state is State.STARTING:
             self.state, self.ready_at = State.STANDBY, float(self.process.pid)
         return Started(address="unix:/x")
+
+    async def check(self) -> None: ...
+
+    async def count(self) -> None: ...
 
     async def drain(self, _: float) -> None:
         self.state = State.DRAINING
@@ -67,17 +76,35 @@ class Stage:
         self.spec = ServiceSpec(name="S", target="app:S", replicas=replicas)
         self.replicas: list[Replica] = []
         self.refusal: Exception | None = None
+        self.room = 1000
+        self.restarts: list[bool] = []
         self.published: list[str] = []
-        self.pool = Pool(self.spec, self._spawn, self._publish, drain_s=9.0, start_timeout_s=9.0)  # type: ignore[arg-type]
+        self.turns = asyncio.Semaphore(1000)
+        self.pool = Pool(
+            self.spec,
+            self._spawn,  # type: ignore[arg-type]
+            self._publish,
+            self._turn,
+            drain_s=9.0,
+            start_timeout_s=9.0,
+        )
 
     def _publish(self) -> None:
         if hasattr(self, "pool"):
             self.published.append(self.pool.targets().state)
 
+    @contextlib.asynccontextmanager
+    async def _turn(self, _: ServiceSpec, *, restart: bool = False) -> AsyncIterator[None]:
+        self.restarts.append(restart)
+        async with self.turns:
+            yield
+
     async def _spawn(self, spec: ServiceSpec) -> Replica:
         await asyncio.sleep(0)
         if self.refusal is not None:
             raise self.refusal
+        if sum(not replica.process.ended.done() for replica in self.replicas) >= self.room:
+            raise ResourceError("no GPU is left")
         self.replicas.append(Replica(spec, len(self.replicas) + 1))
         return self.replicas[-1]
 
@@ -112,6 +139,7 @@ async def settle() -> None:
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch):
     monkeypatch.setattr(module, "_BACKOFF_S", (0.0, 0.02))
+    monkeypatch.setattr(module, "_ROOM_S", 0.02)
 
 
 async def test_what_lacks_is_started_side_by_side(until):
@@ -124,6 +152,156 @@ async def test_what_lacks_is_started_side_by_side(until):
     assert len(stage.replicas) == 3
     stage.load()
     await until(lambda: stage.states() == ["ready"] * 3)
+    await stage.close()
+
+
+async def test_what_lacks_waits_for_its_turn(until):
+    stage = await Stage(1).started()
+    stage.turns = asyncio.Semaphore(1)
+    stage.pool.resize(4)
+    for number in range(2, 4):
+        await until(lambda number=number: len(stage.replicas) == number)
+        await settle()
+        assert len(stage.replicas) == number
+        stage.load()
+    await until(lambda: len(stage.replicas) == 4)
+    stage.load()
+    await until(lambda: stage.states() == ["ready"] * 4)
+    await stage.close()
+
+
+async def test_what_is_not_lacking_any_more_when_its_turn_comes_is_not_started(until):
+    stage = await Stage(1).started()
+    stage.turns = asyncio.Semaphore(1)
+    stage.pool.resize(4)
+    await until(lambda: len(stage.replicas) == 2)
+    stage.pool.resize(2)
+    await settle()
+    stage.load()
+    await until(lambda: stage.states() == ["ready"] * 2)
+    await settle()
+    assert len(stage.replicas) == 2
+    stage.pool.resize(3)
+    await until(lambda: len(stage.replicas) == 3)
+    await stage.close()
+
+
+async def test_a_turn_that_is_refused_is_tried_again(until, monkeypatch):
+    stage = await Stage(1).started()
+
+    @contextlib.asynccontextmanager
+    async def refuse(_: ServiceSpec, **_options: object) -> AsyncIterator[None]:
+        raise ResourceError("no memory")
+        yield
+
+    monkeypatch.setattr(stage.pool, "_turn", refuse)
+    stage.pool.resize(2)
+    await until(lambda: stage.pool._room_at)
+    monkeypatch.setattr(stage.pool, "_turn", stage._turn)
+    await until(lambda: len(stage.replicas) == 2)
+    await stage.close()
+
+
+async def test_more_than_there_is_room_for_waits_without_ado(until, caplog):
+    """It is said once, no failure is counted, and one that dies meanwhile comes back at once."""
+    stage = await Stage(Autoscale(min=2, max=5)).started()
+    stage.room = 2
+    stage.pool._want(4)
+    await until(lambda: "no room" in caplog.text)
+    stage.pool._wake.set()
+    await until(lambda: len(stage.restarts) >= 2 + 2 * 3)
+    assert caplog.text.count("no room") == 1
+    assert stage.pool.restarts == {}
+    assert stage.pool.targets().state == "up"
+    stage.replicas[0].die()
+    await until(lambda: len(stage.replicas) == 3)
+    stage.load()
+    await until(lambda: stage.states() == ["ended", "ready", "ready"])
+    assert stage.pool.restarts == {"killed": 1}
+    stage.room = 4
+    await until(lambda: len(stage.replicas) == 5)
+    stage.load()
+    await until(lambda: stage.states().count("ready") == 4)
+    await stage.close()
+
+
+async def test_a_restart_says_so_and_a_scale_up_does_not(until):
+    stage = await Stage(2).started()
+    assert stage.restarts == [False, False]
+    stage.pool.resize(3)
+    await until(lambda: len(stage.replicas) == 3)
+    stage.load()
+    await until(lambda: stage.states() == ["ready"] * 3)
+    stage.pool.resize(2)
+    await settle()
+    stage.replicas[1].die()
+    await until(lambda: len(stage.replicas) == 4)
+    stage.pool.resize(3)
+    await until(lambda: len(stage.replicas) == 5)
+    assert stage.restarts[2:] == [False, True, False]
+    await stage.close()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_without_room_beside_the_old_the_new_replace_them_one_after_the_other(
+    number, until, caplog
+):
+    stage = await Stage(number).started()
+    stage.room = number
+    new = ServiceSpec(name="S", target="app:S", replicas=number, version="new")
+    preparing = asyncio.ensure_future(stage.pool.prepare(new))
+    await until(lambda: "leaves first" in caplog.text)
+    await settle()
+    assert stage.states().count("draining") == 1, "its calls end before it does"
+    assert stage.pool.targets().state == ("starting" if number == 1 else "up")
+    for round_ in range(number):
+        next(r for r in stage.replicas if r.state is State.DRAINING).drained.set()
+        await until(lambda: any(r.state is State.STARTING for r in stage.replicas))
+        stage.load()
+        if not round_:
+            await preparing
+            stage.pool.adopt(new)
+        await until(lambda: not any(r.state is State.STARTING for r in stage.replicas))
+        if round_ + 1 < number:
+            await until(lambda: any(r.state is State.DRAINING for r in stage.replicas))
+            assert stage.states().count("ready") == number - 1
+    await settle()
+    assert [r.spec.version for r in stage.replicas] == ["1"] * number + ["new"] * number
+    assert stage.states() == ["ended"] * number + ["ready"] * number
+    assert stage.pool.restarts == {}
+    await stage.close()
+
+
+async def test_an_old_revision_that_left_for_a_new_one_that_fails_comes_back(until):
+    stage = await Stage(1).started()
+    stage.room = 1
+    stage.replicas[0].drained.set()
+    new = ServiceSpec(name="S", target="app:S", version="new")
+    preparing = asyncio.ensure_future(stage.pool.prepare(new))
+    await until(lambda: len(stage.replicas) == 2)
+    stage.replicas[1].loaded.set_exception(SetupError("bad weights"))
+    with pytest.raises(SetupError, match="bad weights"):
+        await preparing
+    await stage.pool.abandon()
+    await until(lambda: len(stage.replicas) == 3)
+    stage.load()
+    await until(lambda: stage.states() == ["ended", "ended", "ready"])
+    assert stage.replicas[2].spec.version == "1"
+    await stage.close()
+
+
+async def test_a_revision_for_which_there_never_is_room_is_refused(until):
+    stage = await Stage(2).started()
+    for replica in stage.replicas:
+        replica.drained.set()
+    stage.room = 0
+    with pytest.raises(ResourceError, match="no GPU"):
+        await stage.pool.prepare(ServiceSpec(name="S", target="app:S", version="new"))
+    await stage.pool.abandon()
+    stage.room = 2
+    await until(lambda: len(stage.replicas) == 4)
+    stage.load()
+    await until(lambda: stage.pool.targets().state == "up")
     await stage.close()
 
 
@@ -218,15 +396,17 @@ async def test_starts_that_fail_side_by_side_are_one_failure(until):
     await stage.close()
 
 
-async def test_no_room_is_tried_again(until):
+async def test_without_room_for_any_replica_the_service_is_down_until_there_is(until, caplog):
     stage = await Stage(1).started()
     stage.refusal = ResourceError("no GPU")
-    stage.pool.resize(2)
+    stage.replicas[0].die()
     await until(lambda: stage.pool.restarts.get("resources", 0) >= 3)
+    assert stage.pool.targets().state == "down"
+    assert caplog.text.count("no room") == 1
     stage.refusal = None
     await until(lambda: len(stage.replicas) == 2)
     stage.load()
-    await until(lambda: stage.states() == ["ready", "ready"])
+    await until(lambda: stage.states() == ["ended", "ready"])
     await stage.close()
 
 
@@ -264,14 +444,14 @@ async def test_an_unwell_replica_goes_before_those_that_are_well(until):
 async def test_other_bounds_move_the_number_at_once(until):
     stage = await Stage(Autoscale(min=1, max=4, initial=2)).started()
     pool = stage.pool
-    policy = pool.resized((3, 5))
+    policy = resized(pool.policy, (3, 5), name="S")
     assert isinstance(policy, Autoscale)
     assert (policy.min, policy.max, policy.initial) == (3, 5, None)
     pool.resize(policy)
     assert pool.desired == 3
     await until(lambda: len(stage.replicas) == 3)
     stage.load()
-    pool.resize(pool.resized((0, 1)))
+    pool.resize(resized(pool.policy, (0, 1), name="S"))
     assert pool.desired == 1
     await stage.close()
 
@@ -293,4 +473,24 @@ async def test_other_bounds_move_the_number_at_once(until):
 )
 async def test_numbers_that_a_service_does_not_take(replicas, wanted, error, text):
     with pytest.raises(error, match=text):
-        Stage(replicas).pool.resized(wanted)
+        resized(replicas, wanted, name="S")
+
+
+async def test_one_that_is_well_does_not_end_the_back_off_of_others_that_fail(until, monkeypatch):
+    """Else one more that can't start would be tried again each second, for ever."""
+    monkeypatch.setattr(module, "_PROVEN_S", -1.0)
+    stage = await Stage(1).started()
+    stage.pool.resize(2)
+    for number in range(2, 5):
+        await until(lambda number=number: len(stage.replicas) == number)
+        stage.replicas[-1].loaded.set_exception(SetupError("no weights"))
+        await until(lambda number=number: stage.pool._failures == number - 1)
+        await stage.pool.check()
+        assert stage.pool._failures == number - 1
+    await until(lambda: len(stage.replicas) == 5)
+    stage.load()
+    await until(lambda: stage.states().count("ready") == 2)
+    stage.replicas[-1].ready_at = module.now()
+    await stage.pool.check()
+    assert stage.pool._failures == 0
+    await stage.close()

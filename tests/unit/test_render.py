@@ -67,3 +67,34 @@ def test_a_service_alone_is_a_tree() -> None:
     assert tree(describe(Embedder)).splitlines()[1] == (
         "└── embed  POST /embed  batched ≤64, waits ≤4 ms, target 50 ms"
     )
+
+
+def test_what_shares_a_process_is_drawn_so() -> None:
+    @sk.service
+    class Words:
+        @sk.endpoint
+        def split(self, text: str) -> list[str]:
+            return text.split()
+
+    @sk.service
+    class Both:
+        words = sk.depends(Words, colocate=True)
+        again = sk.depends(Words, colocate=True, timeout_s=1)
+
+        @sk.endpoint
+        def run(self, text: str) -> str:
+            return text
+
+    expected = """\
+        Both
+        ├── run  POST /run
+        ├── words → Words  in the same process
+        │   └── split  internal
+        └── again → Words  in the same process  (above)"""
+    assert tree(describe(Both)) == dedent(expected)
+    assert mermaid(describe(Both)).splitlines()[1:] == [
+        '    s1["<b>Both</b>"]',
+        '    s0["<b>Words</b>"]',
+        "    s1 ==>|words| s0",
+        "    s1 ==>|again| s0",
+    ]

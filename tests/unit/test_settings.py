@@ -28,6 +28,7 @@ def test_defaults(tmp_path):
         "drain_delay_s": 5.0,
         "drain_s": 20.0,
         "start_timeout_s": 600.0,
+        "start_parallel": None,
     }
 
 
