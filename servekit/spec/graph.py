@@ -43,7 +43,7 @@ class ServiceRef(Generic[T_co]):
             prefix: Route prefix; without one it has no HTTP routes.
             replicas: A number, or a policy.
             gpu: Devices for one replica; below 1 shares one.
-            cpu: Cores that one replica keeps busy.
+            cpu: Cores that one replica keeps busy; more than there are is a warning.
             memory: Memory of one replica: bytes, or text like `"4GiB"`.
             limits: Bounds of its queues.
             env: Environment variables, in place of all those of the class.

@@ -77,6 +77,7 @@ class Module:
         package: The package that its relative imports start from.
         statements: In their order.
         binders: Those that bind a name, by name.
+        used: The names that any of them uses.
         is_open: Names may come from elsewhere (`import *`, a `__getattr__`), so all of it counts.
     """
 
@@ -84,9 +85,12 @@ class Module:
     package: str
     statements: tuple[Statement, ...]
     binders: dict[str, list[Statement]] = field(init=False)
+    used: frozenset[str] = field(init=False)
     is_open: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        used = (statement.uses | statement.edges for statement in self.statements)
+        object.__setattr__(self, "used", frozenset().union(*used))
         binders: dict[str, list[Statement]] = {}
         for statement in self.statements:
             for name in statement.binds:

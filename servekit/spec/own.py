@@ -96,10 +96,11 @@ class OwnModules:
         module = sys.modules.get(name)
         if module is None:
             return None
-        file = getattr(module, "__file__", None)
-        folders = getattr(module, "__path__", None)
+        # Not by `getattr`: torch's, for one, have an object of any name.
+        found = getattr(module, "__dict__", {})
+        file, folders = found.get("__file__"), found.get("__path__")
         return _Place(
-            None if file is None else Path(file).resolve(),
+            Path(file).resolve() if isinstance(file, str) else None,
             None if folders is None else tuple(folders),
         )
 

@@ -197,6 +197,12 @@ class _Walk:
                 self._take(found, statement)
             elif isinstance(statement.node, ast.Import | ast.ImportFrom):
                 self._load(statement)
+                if not statement.binds & found.used and self._is_installed(statement):
+                    # It is there for what it does, like adding operators to a library.
+                    self._parts.add((name, statement.text))
+
+    def _is_installed(self, statement: Statement) -> bool:
+        return all(self._sources.read(target.module) is None for target in statement.imports)
 
     def _load(self, statement: Statement) -> None:
         for target in statement.imports:

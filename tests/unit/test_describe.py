@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -401,6 +402,24 @@ def test_what_an_installer_wrote_is_nobodys_own(
     assert own.find(name) is None
     own.add([name])
     assert own.find(name) is not None
+
+
+def test_modules_may_be_objects_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answers(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            return object()
+
+    class Slotted:
+        __slots__ = ()
+
+    odd = Answers("sk_odd")
+    odd.__file__ = None
+    monkeypatch.setitem(sys.modules, "sk_odd", odd)
+    monkeypatch.setitem(sys.modules, "sk_answers", Answers("sk_answers"))
+    monkeypatch.setitem(sys.modules, "sk_slotted", Slotted())  # type: ignore[arg-type]
+    own = OwnModules()
+    assert own.files()
+    assert not {"sk_odd", "sk_answers", "sk_slotted"} & own.names()
 
 
 def test_a_service_in_an_installed_package_has_a_digest(folder: Path) -> None:

@@ -228,7 +228,7 @@ def test_formatting_and_comments_change_nothing():
         ("print(FOLD)", "print(1)", ""),
         ('"MODE", "fast"', '"MODE", "slow"', ""),
         ("from nowhere import Nothing", "from nowhere import Something", ""),
-        ("import numpy as np\n", "import numpy as np, json\n", ""),
+        ("import numpy as np\n", "import numpy as np, json\n", "A B C"),
         ("from helpers import clean, count", "from helpers import count, clean", ""),
         ("from helpers import clean, count", "from helpers import clean", ""),
         ("def lower(text):", "def upper(): ...\ndef lower(text):", ""),
@@ -261,7 +261,9 @@ def test_formatting_and_comments_change_nothing():
         ("import re\n", "import re\nimport deep\n", ""),
         ("ROWS = 3", "ROWS = 3\nprint(ROWS)", "A B C"),
         ("def length(vector):", "print(3)\ndef length(vector):", "A B C Embedder"),
-        ("from pydantic import BaseModel\n", "from pydantic import BaseModel, Field\n", ""),
+        ("from pydantic import BaseModel\n", "from pydantic import BaseModel, Field\n", "A B C Embedder"),
+        ("from pydantic import BaseModel\n", "from pydantic import BaseModel\nimport models\n", ""),
+        ("import re\n", "import re\nimport torchvision\n", "A B C"),
     ],
 )  # fmt: skip
 def test_an_edit_changes_exactly_those_that_run_it(old, new, expected):
