@@ -69,6 +69,7 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
         affinity_key: Calls with the same key prefer the same replica.
         traceparent: W3C trace context of the caller, or "".
         headers: The caller's HTTP headers, encoded as msgpack `[[name, value], ...]`, or b"".
+        caller: Who called from outside, as the gateway found out; "" if it does not ask.
         payload: The arguments, still encoded.
         deadline: Absolute, on `now`'s clock; None waits for ever. Travels as the time left.
         retries: Attempts that the next hop may make after the first; not sent on.
@@ -85,6 +86,7 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
     affinity_key: str = ""
     traceparent: str = ""
     headers: bytes = b""
+    caller: str = ""
 
     def remaining(self) -> float | None:
         """Seconds left until the deadline (negative when past), or None."""

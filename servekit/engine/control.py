@@ -13,6 +13,7 @@ import msgspec
 from servekit.core.call import MSGPACK, Call, Payload, Reply, new_request_id, now
 from servekit.engine.table import Table
 from servekit.errors import CallError, NotFound
+from servekit.gateway.credentials import Credentials
 from servekit.observe.metrics import Snapshot
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.wire.connection import Connection
@@ -48,7 +49,9 @@ class StartGateway(msgspec.Struct, frozen=True):
         listener: File descriptor of the listening socket.
         folder: The app's private folder.
         drain_s: Longest wait for running requests at the end.
-        dev: Show the playground.
+        dev: Show the playground, and the debug page to everybody.
+        credentials: One of which a request must bring; None asks for none.
+        settings: What the debug page shows of the settings.
     """
 
     app: AppSpec
@@ -57,6 +60,8 @@ class StartGateway(msgspec.Struct, frozen=True):
     table: Table
     drain_s: float = 20.0
     dev: bool = False
+    credentials: Credentials | None = None
+    settings: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,12 +35,14 @@ from servekit.engine.control import (
 )
 from servekit.engine.description import Described
 from servekit.engine.devices import detect
+from servekit.engine.listener import bind, is_public
 from servekit.engine.member import Member, State, spawn
 from servekit.engine.placement import Placement, allocate
 from servekit.engine.pool import KILL_AFTER_S, Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
-from servekit.errors import CallError, ConfigError
+from servekit.errors import CallError
+from servekit.gateway.credentials import Credentials
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate, Metrics
@@ -54,7 +55,6 @@ from servekit.wire.sockets import Address, Listener
 _log = get_logger("servekit.supervisor")
 
 _TICK_S = 1.0
-_BACKLOG = 2048
 
 
 class Supervisor:
@@ -65,6 +65,9 @@ class Supervisor:
         settings: Of this process.
         target: What the user asked to serve, for `servekit status`.
         dev: Show the playground.
+
+    Raises:
+        ConfigError: The address can't be had, or a file of credentials can't be used.
 
     Attributes:
         url: Where the gateway listens.
@@ -90,6 +93,11 @@ class Supervisor:
         self._metrics = Metrics(replica="supervisor")
         self._families = Families(self._metrics)
         self._aggregate = Aggregate()
+        self._credentials = Credentials.of(settings)
+        if self._credentials is not None:
+            from servekit.gateway.guard import Guard  # noqa: PLC0415
+
+            Guard(self._credentials)  # so that a mistake in a file is found before anything starts
         self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
         self._placement = Placement(self._devices)
         self._listener = bind(settings.host, settings.port)
@@ -116,6 +124,12 @@ class Supervisor:
             SetupError: A replica could not start; nothing is left running.
         """
         self._check_resources(self.app)
+        if self._credentials is None and is_public(self._listener):
+            _log.warning(
+                "whoever reaches this address may call",
+                url=self.url,
+                fix="set api_keys or jwt_key, unless something in front asks who it is",
+            )
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
@@ -262,7 +276,7 @@ class Supervisor:
         }
 
     def _verbs(self) -> Mapping[str, Verb]:
-        return {"wake": self._on_wake, "metrics": self._on_metrics}
+        return {"wake": self._on_wake, "metrics": self._on_metrics, "status": self._on_status}
 
     async def _start_gateway(self) -> None:
         fd = self._listener.fileno()
@@ -273,6 +287,8 @@ class Supervisor:
             table=self._table(),
             drain_s=self._settings.drain_s,
             dev=self._dev,
+            credentials=self._credentials,
+            settings=self._settings.shown(),
         )
         gateway = self._gateway = await Process.spawn(
             "gateway",
@@ -423,25 +439,3 @@ class Supervisor:
                 for name, pool in self._pools.items()
             ],
         )
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: The address is in use, or not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror}; choose another with --port, or "
-            "--port 0 for a free one"
-        ) from error
-    listener.setblocking(False)
-    return listener

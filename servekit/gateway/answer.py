@@ -67,7 +67,7 @@ async def send_stream(exchange: Exchange, call: Call, reply: Reply) -> int:
         if raw:
             exchange.abort()
         else:
-            exchange.finish(event(_document(error, call.request_id), name=b"error"))
+            exchange.finish(event(error_document(error, call.request_id), name=b"error"))
         return error.status
     finally:
         await reply.aclose()
@@ -88,12 +88,17 @@ def send_error(exchange: Exchange, error: CallError, request_id: str) -> None:
 
 def error_answer(error: CallError, request_id: str) -> tuple[bytes, bytes]:
     """Return the header lines and the body of an error's answer."""
+    return _lines(*error_headers(error, request_id)), error_document(error, request_id)
+
+
+def error_headers(error: CallError, request_id: str) -> list[tuple[str, str]]:
+    """Return the headers of an error's answer."""
     headers = [("content-type", JSON), ("x-request-id", request_id)]
     if error.retry_after_s is not None:
         headers.append(("retry-after", str(max(1, ceil(error.retry_after_s)))))
-    headers += error.headers.items()
-    return _lines(*headers), _document(error, request_id)
+    return [*headers, *error.headers.items()]
 
 
-def _document(error: CallError, request_id: str) -> bytes:
+def error_document(error: CallError, request_id: str) -> bytes:
+    """Return the body of an error's answer."""
     return msgspec.json.encode({"error": error.details() | {"request_id": request_id}})

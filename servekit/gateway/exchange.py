@@ -57,6 +57,9 @@ class Exchange:
 
     Attributes:
         route: The route of its method; None if the path has no such method.
+        started: When its turn came, on the monotonic clock; 0.0 before.
+        request_id: Of the call that it became; "" before its head was found good.
+        caller: Whose it is; "" where the gateway asks for no credential.
         response_complete: The answer has been sent; uvicorn's name.
         disconnected: The client is gone; uvicorn's name.
         task: Ended when the client leaves.
@@ -71,14 +74,17 @@ class Exchange:
         "_size",
         "_waiter",
         "_wire",
+        "caller",
         "disconnected",
         "headers",
         "keep_alive",
         "method",
         "methods",
         "query",
+        "request_id",
         "response_complete",
         "route",
+        "started",
         "task",
     )
 
@@ -108,6 +114,8 @@ class Exchange:
         self._more = True
         self._waiter: asyncio.Future[None] | None = None
         self._chunked = False
+        self.started = 0.0
+        self.request_id = self.caller = ""
         self.response_complete = False
         self.disconnected = False
         self.task: asyncio.Task[Any] | None = None

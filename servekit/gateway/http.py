@@ -5,14 +5,25 @@ answer as it is. The replica decodes, validates and encodes.
 """
 
 import asyncio
+import time
+from collections import deque
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
 from servekit.core.call import Handler, now
-from servekit.errors import CallError, Cancelled, ExecutionError, MethodNotAllowed, is_shed
+from servekit.errors import (
+    CallError,
+    Cancelled,
+    ExecutionError,
+    MethodNotAllowed,
+    Unauthorized,
+    is_shed,
+)
 from servekit.gateway.answer import send_error, send_stream, send_whole
 from servekit.gateway.exchange import Exchange
+from servekit.gateway.guard import Guard, Guest
 from servekit.gateway.request import read_body, read_call, request_id_of
 from servekit.gateway.routes import Methods, routes_of
 from servekit.observe.families import Families
@@ -21,6 +32,26 @@ from servekit.spec.app import AppSpec
 
 _log = get_logger("servekit.gateway")
 
+_MAX_FAILURES: Final = 50
+_NO_FAILURES: Final = (200, Unauthorized.status)
+
+
+class Failure(NamedTuple):
+    """A call that did not end well.
+
+    Attributes:
+        at: Seconds since 1970.
+        code: HTTP status.
+        reason: `CallError.reason`; "" for an error within a stream, and for a client that left.
+    """
+
+    at: float
+    route: str
+    code: int
+    reason: str
+    caller: str
+    request_id: str
+
 
 class Gateway:
     """Answers all requests for endpoints.
@@ -28,11 +59,18 @@ class Gateway:
     Args:
         handler: Takes the calls.
         families: Gets the figures.
+        guard: Lets requests in; None lets in all.
+
+    Attributes:
+        failures: The latest, without those that the guard did not know: else strangers could push
+            out all others.
     """
 
-    def __init__(self, handler: Handler, families: Families) -> None:
+    def __init__(self, handler: Handler, families: Families, guard: Guard | None = None) -> None:
         self._handler = handler
         self._families = families
+        self.guard = guard
+        self.failures: deque[Failure] = deque(maxlen=_MAX_FAILURES)
         self._routes: dict[bytes, Methods] = {}
 
     def serve(self, app: AppSpec) -> None:
@@ -57,13 +95,18 @@ class Gateway:
         """Answer one request."""
         route = exchange.route
         if route is None:
-            _refuse(exchange)
+            self._refuse(exchange)
             return
-        started = now()
-        code, version, request_id = 500, "", ""
+        started = exchange.started = now()
+        code, version, request_id, reason = 500, "", "", ""
+        guest: Guest | None = None
         try:
+            if self.guard is not None:
+                guest = self.guard.admit(exchange.headers, started)
+                exchange.caller, exchange.headers = guest.caller, guest.headers
             call = read_call(route, exchange.headers, started)
-            request_id = call.request_id
+            call.caller = exchange.caller
+            request_id = exchange.request_id = call.request_id
             call.payload.segments = (await read_body(route, exchange),)
             reply = await self._handler(call)
             version = reply.version
@@ -73,25 +116,38 @@ class Gateway:
             else:
                 code = await send_stream(exchange, call, reply)
         except CallError as error:
-            code = error.status
+            code, reason = error.status, error.reason
+            request_id = request_id or request_id_of(exchange.headers)
             if is_shed(error):
-                route.shed(error.reason)
-            send_error(exchange, error, request_id or request_id_of(exchange.headers))
+                route.shed(reason)
+            send_error(exchange, error, request_id)
         except asyncio.CancelledError:
             # The connection is gone, and with it everybody who could see an answer.
             code = Cancelled.status
         except Exception:  # noqa: BLE001  (the last boundary before the client)
+            request_id = request_id or request_id_of(exchange.headers)
             _log.exception("request failed", request_id=request_id, path=route.path)
             masked = ExecutionError("internal error")
-            send_error(exchange, masked, request_id or request_id_of(exchange.headers))
+            reason = masked.reason
+            send_error(exchange, masked, request_id)
         finally:
+            if guest is not None:
+                guest.leave()
             route.answered(code, version, now() - started)
+            if code not in _NO_FAILURES:
+                self.failures.append(
+                    Failure(time.time(), route.path, code, reason, exchange.caller, request_id)
+                )
 
-
-def _refuse(exchange: Exchange) -> None:
-    """Answer a request whose path has no such method."""
-    methods = ", ".join([method.decode() for method in exchange.methods])
-    path = next(iter(exchange.methods.values())).path
-    error = MethodNotAllowed(f"{path} takes {methods}")
-    error.headers = {"allow": methods}
-    send_error(exchange, error, request_id_of(exchange.headers))
+    def _refuse(self, exchange: Exchange) -> None:
+        """Answer a request whose path has no such method."""
+        methods = ", ".join([method.decode() for method in exchange.methods])
+        path = next(iter(exchange.methods.values())).path
+        error: CallError = MethodNotAllowed(f"{path} takes {methods}")
+        error.headers = {"allow": methods}
+        if self.guard is not None:
+            try:
+                self.guard.admit(exchange.headers, now()).leave()
+            except CallError as refused:
+                error = refused
+        send_error(exchange, error, request_id_of(exchange.headers))

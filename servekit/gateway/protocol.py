@@ -103,6 +103,8 @@ class HttpProtocol(HttpToolsProtocol):
         exchange = self._exchange
         if exchange is None or self.pipeline or self.transport.is_closing():
             return None
+        if self._gateway.guard is not None and not exchange.request_id:
+            return None  # it may be a stranger's, for whom nothing is reserved
         return exchange.room()
 
     def body_received(self, body: bytearray) -> None:
@@ -328,6 +330,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(RequestTimeout(f"the body came with less than {_MIN_BYTES_PER_S} bytes/s"))
         else:
             self._watch_sender()
+
+    @property
+    def running(self) -> Exchange | str | None:
+        """The request that is answered now: for an endpoint, or the path of any other."""
+        running = self._running
+        if running is None or isinstance(running, Exchange):
+            return running
+        path: str = running.scope["path"]
+        return path
 
     # -- what an exchange needs --------------------------------------------------------------
 

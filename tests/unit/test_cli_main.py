@@ -6,7 +6,7 @@ import pytest
 from servekit.cli.main import run
 from servekit.version import __version__
 
-VERBS = ["init", "dev", "serve", "call", "graph", "status", "doctor"]
+VERBS = ["init", "dev", "serve", "call", "graph", "status", "doctor", "keys"]
 
 
 def test_version(capsys):
