@@ -18,8 +18,9 @@ from servekit.resilience.limits import OngoingLimiter, RateLimiter
 
 _log = get_logger("servekit.gateway")
 
-_MISSING: Final = {"www-authenticate": 'Bearer realm="servekit"'}
-_WRONG: Final = {"www-authenticate": 'Bearer realm="servekit", error="invalid_token"'}
+_MISSING: Final = "missing_credentials"
+_CHALLENGE: Final = {"www-authenticate": 'Bearer realm="servekit"'}
+_CHALLENGE_AGAIN: Final = {"www-authenticate": 'Bearer realm="servekit", error="invalid_token"'}
 """RFC 6750, section 3."""
 _TRY_AGAIN_S: Final = 1.0
 
@@ -28,21 +29,21 @@ Header = tuple[bytes, bytes]
 
 
 class Guest(NamedTuple):
-    """A request that may come in.
+    """Who sent a request.
 
     Attributes:
-        caller: Whose it is.
+        caller: Name of its key, or its token's subject.
         headers: Its headers without our credentials.
-        leave: To be called once, when it has been answered or is given up.
+        key: Its key, which may have limits; None if it brought a token.
     """
 
     caller: str
     headers: list[Header]
-    leave: Callable[[], None]
+    key: Key | None = None
 
 
 class Guard:
-    """Lets requests in.
+    """Knows who may come in.
 
     Args:
         accepted: What to check, and against which files.
@@ -79,65 +80,87 @@ class Guard:
             if file is not None:
                 file.refresh()
 
-    def admit(self, headers: list[Header], at: float) -> Guest:
-        """Let a request in.
+    # -- who it is ---------------------------------------------------------------------------
+
+    def identify(self, headers: list[Header]) -> Guest:
+        """Return who sent a request.
+
+        `x-api-key` counts before `authorization`, which may then be for the app.
 
         Args:
             headers: Names in lower case, and values.
-            at: Now, on the monotonic clock.
 
         Raises:
             Unauthorized: It has no good credential.
-            Overloaded: Its key's limits are reached.
         """
         try:
-            return self._admit(headers, at)
-        except Unauthorized as error:
-            missing = error.reason == "missing_credentials"
-            error.headers = _MISSING if missing else _WRONG
-            raise
-
-    def _admit(self, headers: list[Header], at: float) -> Guest:
-        api_keys = self._values(headers, b"x-api-key") if self._keys is not None else []
-        authorizations = self._values(headers, b"authorization")
-        key: Key | None = None
-        bearer = False
-        if api_keys:
-            key, caller = self._check_key(_only(api_keys, "x-api-key"))
-        else:
-            credential = _bearer(_only(authorizations, "authorization"))
-            bearer = True
-            if self._keys is not None and (credential.startswith(PREFIX) or self._tokens is None):
-                key, caller = self._check_key(credential)
+            given = self._only(headers, b"x-api-key") if self._keys is not None else b""
+            if given:
+                guest, asked = self._holder(given), b"x-api-key"
             else:
-                assert self._tokens is not None
-                caller = self._tokens.content.check(credential)
-        rest = [field for field in headers if not self._is_ours(field, bearer=bearer)]
-        return Guest(caller, rest, _nothing if key is None else self._take_place(key, at))
+                asked = b"authorization"
+                guest = self._bearer(_token(self._only(headers, asked)))
+        except Unauthorized as error:
+            missing = error.reason == _MISSING
+            error.headers = _CHALLENGE if missing else _CHALLENGE_AGAIN
+            raise
+        return guest._replace(headers=[h for h in headers if not self._is_ours(*h, asked)])
+
+    def _is_ours(self, name: bytes, value: bytes, asked: bytes) -> bool:
+        """Whether a header goes no further: the one that was asked, and any with a key of ours."""
+        if name == asked:
+            return True
+        if self._keys is None:
+            return False
+        return name == b"x-api-key" or (
+            name == b"authorization" and _token(value).startswith(PREFIX)
+        )
 
     @staticmethod
-    def _values(headers: list[Header], name: bytes) -> list[bytes]:
-        return [value for found, value in headers if found == name]
+    def _only(headers: list[Header], name: bytes) -> bytes:
+        """Return the value of a header that may come once; b"" if it does not come."""
+        values = [value for found, value in headers if found == name]
+        if len(values) > 1:
+            raise _wrong(f"header {name.decode()}: was sent {len(values)} times; send one")
+        return values[0] if values else b""
 
-    def _check_key(self, credential: bytes) -> tuple[Key, str]:
-        assert self._keys is not None
-        key = self._keys.content.check(credential)
-        if key is None:
+    def _bearer(self, token: bytes) -> Guest:
+        if not token:
             raise Unauthorized(
-                "the API key is not known here", reason="invalid_credentials", started=False
+                "a credential is needed: send the header `authorization: Bearer …`",
+                reason=_MISSING,
+                started=False,
             )
-        return key, key.name
+        if self._tokens is None or (self._keys is not None and token.startswith(PREFIX)):
+            return self._holder(token)
+        return Guest(self._tokens.content.check(token), [])
 
-    def _is_ours(self, field: Header, *, bearer: bool) -> bool:
-        """Whether a header must go no further; an `authorization` that was not asked may."""
-        name, value = field
-        if name == b"authorization":
-            return bearer or _token(value).startswith(PREFIX)
-        return name == b"x-api-key" and self._keys is not None
+    def _holder(self, presented: bytes) -> Guest:
+        assert self._keys is not None
+        key = self._keys.content.check(presented)
+        if key is None:
+            raise _wrong("the API key is not known here")
+        return Guest(key.name, [], key)
 
-    def _take_place(self, key: Key, at: float) -> Callable[[], None]:
-        """Count a request for its key; returns what ends it."""
+    # -- how much it may ask -----------------------------------------------------------------
+
+    def enter(self, guest: Guest, at: float) -> Callable[[], None]:
+        """Count a request for its key.
+
+        Args:
+            guest: Who sent it.
+            at: Now, on the monotonic clock.
+
+        Returns:
+            What must be called once, when it has been answered or is given up.
+
+        Raises:
+            Overloaded: Its key's limits are reached; then it does not count.
+        """
+        key = guest.key
         leave: Callable[[], None] = _nothing
+        if key is None:
+            return leave
         if key.max_ongoing is not None:
             if not self._ongoing.enter(key.id, key.max_ongoing):
                 raise Overloaded(
@@ -161,37 +184,14 @@ class Guard:
 def _nothing() -> None: ...
 
 
-def _only(values: list[bytes], name: str) -> bytes:
-    if not values:
-        raise _missing()
-    if len(values) > 1:
-        raise Unauthorized(
-            f"header {name}: was sent {len(values)} times; send one",
-            reason="invalid_credentials",
-            started=False,
-        )
-    return values[0]
-
-
 def _token(authorization: bytes) -> bytes:
     """Return the token of a bearer's header; b"" if it has another scheme."""
     scheme, _, token = authorization.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""
 
 
-def _bearer(authorization: bytes) -> bytes:
-    token = _token(authorization)
-    if not token:
-        raise _missing()
-    return token
-
-
-def _missing() -> Unauthorized:
-    return Unauthorized(
-        "a credential is needed: send the header `authorization: Bearer …`",
-        reason="missing_credentials",
-        started=False,
-    )
+def _wrong(message: str) -> Unauthorized:
+    return Unauthorized(message, reason="invalid_credentials", started=False)
 
 
 class _File(Generic[T]):

@@ -32,14 +32,15 @@ class GuardedApp:
             await self._app(scope, receive, send)
             return
         try:
-            guest = self._guard.admit(scope["headers"], now())
+            guest = self._guard.identify(scope["headers"])
+            leave = self._guard.enter(guest, now())
         except CallError as error:
             await _refuse(scope, send, error)
             return
         try:
             await self._app({**scope, "headers": guest.headers}, receive, send)
         finally:
-            guest.leave()
+            leave()
 
 
 async def _refuse(scope: Scope, send: Send, error: CallError) -> None:

@@ -7,10 +7,12 @@ answer as it is. The replica decodes, validates and encodes.
 import asyncio
 import time
 from collections import deque
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import httptools
+import msgspec
 
 from servekit.core.call import Handler, now
 from servekit.errors import (
@@ -23,7 +25,7 @@ from servekit.errors import (
 )
 from servekit.gateway.answer import send_error, send_stream, send_whole
 from servekit.gateway.exchange import Exchange
-from servekit.gateway.guard import Guard, Guest
+from servekit.gateway.guard import Guard
 from servekit.gateway.request import read_body, read_call, request_id_of
 from servekit.gateway.routes import Methods, routes_of
 from servekit.observe.families import Families
@@ -36,7 +38,7 @@ _MAX_FAILURES: Final = 50
 _NO_FAILURES: Final = (200, Unauthorized.status)
 
 
-class Failure(NamedTuple):
+class Failure(msgspec.Struct, frozen=True):
     """A call that did not end well.
 
     Attributes:
@@ -99,11 +101,12 @@ class Gateway:
             return
         started = exchange.started = now()
         code, version, request_id, reason = 500, "", "", ""
-        guest: Guest | None = None
+        leave: Callable[[], None] | None = None
         try:
             if self.guard is not None:
-                guest = self.guard.admit(exchange.headers, started)
+                guest = self.guard.identify(exchange.headers)
                 exchange.caller, exchange.headers = guest.caller, guest.headers
+                leave = self.guard.enter(guest, started)
             call = read_call(route, exchange.headers, started)
             call.caller = exchange.caller
             request_id = exchange.request_id = call.request_id
@@ -131,8 +134,8 @@ class Gateway:
             reason = masked.reason
             send_error(exchange, masked, request_id)
         finally:
-            if guest is not None:
-                guest.leave()
+            if leave is not None:
+                leave()
             route.answered(code, version, now() - started)
             if code not in _NO_FAILURES:
                 self.failures.append(
@@ -147,7 +150,7 @@ class Gateway:
         error.headers = {"allow": methods}
         if self.guard is not None:
             try:
-                self.guard.admit(exchange.headers, now()).leave()
+                self.guard.enter(self.guard.identify(exchange.headers), now())()
             except CallError as refused:
                 error = refused
         send_error(exchange, error, request_id_of(exchange.headers))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LEEWAY_S: Final = 30.0
 _MAX_KNOWN: Final = 4096
+_MAX_NAME: Final = 256
 _MIN_RSA_BITS: Final = 2048  # RFC 7518, 3.3
 _SECRET: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
 """The fewest bytes of a secret for each (RFC 7518, 3.2)."""
@@ -89,28 +90,24 @@ class Tokens:
         """
         digest = hashlib.sha256(token).digest()
         if (found := self._known.get(digest)) is not None:
-            caller, expires_at = found
-            if self._clock() < expires_at:
+            if self._clock() < found[1]:
                 self._known.move_to_end(digest)
-                return caller
+                return found[0]
             del self._known[digest]
-        claims = self._verified(token)
-        caller: str = claims["sub"]
-        if not caller or len(caller) > 256 or not caller.isprintable():
-            raise _invalid("its subject (sub) is empty, not printable or over 256 characters long")
-        self._known[digest] = caller, float(claims["exp"])
+        self._known[digest] = caller, _ = self._verified(token)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
         return caller
 
-    def _verified(self, token: bytes) -> dict[str, Any]:
+    def _verified(self, token: bytes) -> tuple[str, float]:
+        """Return the subject of a token, and when it expires."""
         import jwt  # noqa: PLC0415
 
         try:
             header = jwt.get_unverified_header(token)
             if "crit" in header:
                 raise _invalid("it demands extensions (crit) that are not known here")
-            return jwt.decode(
+            claims = jwt.decode(
                 token,
                 self._choose(header.get("alg"), header.get("kid")),
                 algorithms=[header["alg"]],
@@ -119,6 +116,12 @@ class Tokens:
                 leeway=_LEEWAY_S,
                 options={"require": ["exp", "sub"], "verify_aud": self._audience is not None},
             )
+            caller: str = claims["sub"]
+            if not caller or len(caller) > _MAX_NAME or not caller.isprintable():
+                raise _invalid(
+                    f"its subject (sub) is empty, not printable or over {_MAX_NAME} characters long"
+                )
+            return caller, float(claims["exp"])
         except Unauthorized:
             raise
         except jwt.ExpiredSignatureError:
