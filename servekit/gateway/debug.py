@@ -71,7 +71,8 @@ class Debug:
         """Return it as JSON: long-running requests first, the latest errors first."""
         app = await self._app()
         connections = [c for c in self._connections() if isinstance(c, HttpProtocol)]
-        running = [_described(c.running) for c in connections if c.running is not None]
+        at = now()
+        running = [_described(c.running, at) for c in connections if c.running is not None]
         running.sort(key=lambda request: -(request.age_s or 0.0))
         return msgspec.json.encode(
             _Document(
@@ -88,9 +89,9 @@ class Debug:
         )
 
 
-def _described(cycle: Exchange | str) -> RunningRequest:
+def _described(cycle: Exchange | str, at: float) -> RunningRequest:
     if isinstance(cycle, str):
         return RunningRequest(cycle, None, "", "")
     route = cycle.route or next(iter(cycle.methods.values()))
-    age_s = round(now() - cycle.started, 3) if cycle.started else 0.0
+    age_s = at - cycle.started if cycle.started else 0.0
     return RunningRequest(route.path, age_s, cycle.caller, cycle.request_id)
