@@ -458,7 +458,8 @@ def test_the_debug_page_tells_what_runs_and_goes_on(url: str, browser: Browser) 
     stream = {"text": "a", "n": 600, "pause": 0.1}
     headers = {"x-request-id": f"runs-{EVIL_ID}"}
     with httpx.stream("POST", f"{url}/answer", json=stream, headers=headers) as answer:
-        next(answer.iter_bytes())
+        chunks = answer.iter_bytes()  # held, as the stream ends with it
+        next(chunks)
         browser.open(f"{url}/debug")
         seen = browser.text("#content")
         for text in (
@@ -475,8 +476,8 @@ def test_the_debug_page_tells_what_runs_and_goes_on(url: str, browser: Browser) 
         assert "/answer" in seen
         assert browser.run("document.title") == "Debug"
         assert browser.run("document.querySelectorAll('img').length") == 0
-        assert "499" not in seen
-    browser.until("document.body.innerText.includes('499')")  # it looks again by itself
+        assert "\t499" not in seen
+    browser.until("document.body.innerText.includes('\\t499')")  # it looks again by itself
     assert browser.complaints == []
 
 
