@@ -39,7 +39,7 @@ class Guest(NamedTuple):
 
     caller: str
     headers: list[Header]
-    key: Key | None = None
+    key: Key | None
 
 
 class Guard:
@@ -93,38 +93,30 @@ class Guard:
         Raises:
             Unauthorized: It has no good credential.
         """
-        try:
-            given = self._only(headers, b"x-api-key") if self._keys is not None else b""
-            if given:
-                guest, asked = self._holder(given), b"x-api-key"
+        rest: list[Header] = []
+        api_keys: list[bytes] = []
+        authorizations: list[bytes] = []
+        for header in headers:
+            if header[0] == b"authorization":
+                authorizations.append(header[1])
+            elif header[0] == b"x-api-key" and self._keys is not None:
+                api_keys.append(header[1])
             else:
-                asked = b"authorization"
-                guest = self._bearer(_token(self._only(headers, asked)))
+                rest.append(header)
+        try:
+            if given := _only(api_keys, "x-api-key"):
+                caller, key = self._holder(given)
+                theirs = [a for a in authorizations if not _token(a).startswith(PREFIX)]
+                rest += [(b"authorization", value) for value in theirs]
+            else:
+                caller, key = self._bearer(_token(_only(authorizations, "authorization")))
         except Unauthorized as error:
             missing = error.reason == _MISSING
             error.headers = _CHALLENGE if missing else _CHALLENGE_AGAIN
             raise
-        return guest._replace(headers=[h for h in headers if not self._is_ours(*h, asked)])
+        return Guest(caller, rest, key)
 
-    def _is_ours(self, name: bytes, value: bytes, asked: bytes) -> bool:
-        """Whether a header goes no further: the one that was asked, and any with a key of ours."""
-        if name == asked:
-            return True
-        if self._keys is None:
-            return False
-        return name == b"x-api-key" or (
-            name == b"authorization" and _token(value).startswith(PREFIX)
-        )
-
-    @staticmethod
-    def _only(headers: list[Header], name: bytes) -> bytes:
-        """Return the value of a header that may come once; b"" if it does not come."""
-        values = [value for found, value in headers if found == name]
-        if len(values) > 1:
-            raise _wrong(f"header {name.decode()}: was sent {len(values)} times; send one")
-        return values[0] if values else b""
-
-    def _bearer(self, token: bytes) -> Guest:
+    def _bearer(self, token: bytes) -> tuple[str, Key | None]:
         if not token:
             raise Unauthorized(
                 "a credential is needed: send the header `authorization: Bearer …`",
@@ -133,14 +125,14 @@ class Guard:
             )
         if self._tokens is None or (self._keys is not None and token.startswith(PREFIX)):
             return self._holder(token)
-        return Guest(self._tokens.content.check(token), [])
+        return self._tokens.content.check(token), None
 
-    def _holder(self, presented: bytes) -> Guest:
+    def _holder(self, presented: bytes) -> tuple[str, Key]:
         assert self._keys is not None
         key = self._keys.content.check(presented)
         if key is None:
             raise _wrong("the API key is not known here")
-        return Guest(key.name, [], key)
+        return key.name, key
 
     # -- how much it may ask -----------------------------------------------------------------
 
@@ -182,6 +174,13 @@ class Guard:
 
 
 def _nothing() -> None: ...
+
+
+def _only(values: list[bytes], name: str) -> bytes:
+    """Return the value of a header that may come once; b"" if it does not come."""
+    if len(values) > 1:
+        raise _wrong(f"header {name}: was sent {len(values)} times; send one")
+    return values[0] if values else b""
 
 
 def _token(authorization: bytes) -> bytes:
