@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit docs bench clean
+.PHONY: help demo test soak check format unit docs bench clean
 
 help:            ## show this
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -17,6 +17,9 @@ demo: $(VENV)/demo.stamp  ## serve a real pipeline and send it real files; ONCE=
 
 test: $(VENV)/dev.stamp  ## run every test
 	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadfile
+
+soak: $(VENV)/dev.stamp  ## measure the figures of docs/reliability.md, half an hour; QUICK=1 takes minutes
+	$(BIN)/python -m tests.soak $(if $(QUICK),--quick)
 
 check: $(VENV)/dev.stamp  ## formatting, lint, types, floors, unit and house tests
 	$(BIN)/ruff format --check .

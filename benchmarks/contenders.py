@@ -62,7 +62,7 @@ _SINGLE_SERVICE_PATHS = {name: _NAMED_PATHS[name] for name in ("sum", "mean", "t
 
 def _servekit(launch: Launch) -> list[str]:
     target = f"benchmarks.apps.servekit_app:{_CLASSES[launch.workload]}"
-    return ["-m", "servekit", "serve", target, "--port", str(launch.port)]
+    return ["-m", "servekit", "serve", target, "--port", str(launch.port), "--drain-delay-s", "0"]
 
 
 def _bentoml(launch: Launch) -> list[str]:

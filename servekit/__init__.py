@@ -29,9 +29,11 @@ from servekit.core.context import current as context
 from servekit.spec.array import Array
 from servekit.spec.batched import batched
 from servekit.spec.endpoint import endpoint
+from servekit.spec.file import File
 from servekit.spec.graph import depends, ref
 from servekit.spec.item import Item, ItemError
 from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warmup
+from servekit.spec.mount import mount_asgi
 from servekit.spec.policy import Autoscale, Limits
 from servekit.spec.service import service
 from servekit.version import __version__
@@ -45,6 +47,7 @@ __all__ = [
     "AsyncClient",
     "Autoscale",
     "Client",
+    "File",
     "Item",
     "ItemError",
     "Limits",
@@ -57,6 +60,7 @@ __all__ = [
     "errors",
     "live",
     "local",
+    "mount_asgi",
     "on_build",
     "ready",
     "ref",

@@ -116,6 +116,8 @@ class CallError(ServekitError):
             body["fields"] = [dict(field) for field in self.fields]
         if self.retry_after_s is not None:
             body["retry_after_s"] = round(self.retry_after_s, 3)
+        if self.retryable:
+            body["started"] = self.started
         return body
 
 

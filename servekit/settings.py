@@ -114,11 +114,14 @@ class Settings:
         log_format: Lines for people, or one JSON object a line.
         host: Address that the gateway listens on.
         port: Its port; 0 takes a free one.
+        gateway_workers: Gateway processes that share that port.
         runtime_dir: Where private directories for unix sockets are made; `$XDG_RUNTIME_DIR`,
             `$TMPDIR` or `/tmp` when not set.
         gpus: GPUs to act as if this machine had; None asks the driver.
         cuda_visible_devices: `CUDA_VISIBLE_DEVICES`: the devices that may be used; None is all.
-        drain_s: Longest wait for running calls at shutdown.
+        drain_delay_s: After SIGTERM, how long new calls are still taken while `/readyz` says 503,
+            so that balancers can go elsewhere first.
+        drain_s: Longest wait for running calls at shutdown, after that delay.
         start_timeout_s: Longest time for a replica to become ready.
         api_keys: A TOML file of API keys, one of which a request must bring; see `servekit keys`.
         jwt_key: A file with what signs the tokens that a request may bring instead: a public key as
@@ -133,9 +136,11 @@ class Settings:
     log_format: LogFormat = _setting("console", _choice("console", "json"))  # noqa: RUF009
     host: str = _setting("127.0.0.1", _text)
     port: int = _setting(3000, _whole(0, 65535))
+    gateway_workers: int = _setting(1, _whole(1, 64))
     runtime_dir: Path = _setting(Path("/tmp"), _directory)  # noqa: RUF009, S108
     gpus: int | None = _setting(None, _whole(0, 1024))
     cuda_visible_devices: str | None = _setting(None, _text, "CUDA_VISIBLE_DEVICES")
+    drain_delay_s: float = _setting(5.0, _seconds)
     drain_s: float = _setting(20.0, _seconds)
     start_timeout_s: float = _setting(600.0, _seconds)
     api_keys: Path | None = _setting(None, _file)  # noqa: RUF009

@@ -15,10 +15,15 @@ from servekit.runtime.replica import Replica
 from servekit.spec.app import ServiceSpec
 from servekit.spec.definition import definition
 from tests.calls import make_call
+from tests.examples import examples
 
 # The same examples on every run, and no verdict by the clock of a busy machine.
 settings.register_profile(
-    "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci",
+    max_examples=examples(100),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ci")
 

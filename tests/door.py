@@ -133,6 +133,10 @@ class Client:
             answer.chunks.append(await self.rest())
         return answer
 
+    async def take(self, size: int) -> bytes:
+        """Return the next bytes, whatever they are."""
+        return await self._take(size)
+
     async def rest(self) -> bytes:
         """Return what comes until the server hangs up."""
         while await self._more():
@@ -168,7 +172,9 @@ class Door:
         self.state = ServerState()
         self.gateway = Gateway(self._handle, Families(self.metrics), guard)
         self.gateway.serve(SPEC)
-        self._config = Server(self.gateway, page, None, drain_s=1.0).config
+        self._server = Server(self.gateway, page, None, drain_s=1.0)
+        self._server.server_state = self.state
+        self._config = self._server.config
         self._config.load()
         self._config.timeout_keep_alive = keep_alive_s
         self._clients: list[Client] = []
@@ -203,6 +209,15 @@ class Door:
         _, reader = await asyncio.get_running_loop().connect_accepted_socket(make, far)
         self._clients.append(Client(near, reader.protocol))
         return self._clients[-1]
+
+    def leave(self) -> None:
+        """Be about to end."""
+        self._server.leave()
+
+    def cut(self) -> None:
+        """End what runs, as the server does when the time to drain is over."""
+        for task in self.state.tasks:
+            task.cancel()
 
     async def __aenter__(self) -> Self:
         return self

@@ -117,7 +117,7 @@ def serving(port: int, log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield server
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)  # like Ctrl-C; SIGTERM would wait for balancers
         try:
             server.wait(timeout=30)
         except subprocess.TimeoutExpired:

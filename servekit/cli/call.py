@@ -1,6 +1,7 @@
 """`servekit call`: one request to a running app, and its answer on stdout."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +16,10 @@ from servekit.settings import Settings
 if TYPE_CHECKING:
     import httpx
 
-_TYPES = {
-    ".npy": "application/x-npy",
-    ".json": "application/json",
-    ".msgpack": "application/msgpack",
-}
+    from servekit.client.request import Outgoing
+
 _ACCEPT = "application/json, text/event-stream;q=0.9, */*;q=0.1"
+_RETRIES = 2
 _GRACE_S = 1.0  # the server answers 504 itself at the deadline
 
 
@@ -62,15 +61,18 @@ def call(
     target = _url(endpoint, url)
     import httpx  # noqa: PLC0415  (0.2 s, which a wrong command line doesn't pay)
 
-    from servekit.client.exchange import TIMEOUT_HEADER, unreachable  # noqa: PLC0415
+    from servekit.client.exchange import unreachable  # noqa: PLC0415
+    from servekit.client.request import Outgoing  # noqa: PLC0415
+    from servekit.core.call import now  # noqa: PLC0415
 
-    headers.setdefault(TIMEOUT_HEADER, f"{timeout:.3f}s")
+    sent = Outgoing(method.upper(), target, headers, content, now() + timeout, _RETRIES)
     try:
-        with (
-            httpx.Client(timeout=timeout + _GRACE_S) as client,
-            client.stream(method.upper(), target, content=content, headers=headers) as response,
-        ):
-            _print(response, output, raw=raw)
+        with httpx.Client(timeout=timeout + _GRACE_S) as client:
+            response = _send(client, sent)
+            try:
+                _print(response, output, raw=raw)
+            finally:
+                response.close()
     except httpx.InvalidURL as error:
         raise ConfigError(f"{target} is no URL: {error}") from None
     except httpx.ReadTimeout:
@@ -84,6 +86,41 @@ def call(
         raise typer.Exit(1) from None
 
 
+def _send(client: "httpx.Client", call: "Outgoing") -> "httpx.Response":
+    """Send a call, once more if it was refused before it ran, and return what came of it.
+
+    Raises:
+        TransportError: It got no answer.
+    """
+    import httpx  # noqa: PLC0415
+
+    from servekit.client.exchange import failure, unreachable  # noqa: PLC0415
+    from servekit.core.call import now  # noqa: PLC0415
+    from servekit.resilience.retry import Attempts, RetryBudget  # noqa: PLC0415
+
+    with Attempts(
+        RetryBudget(), retries=call.retries, idempotent=False, deadline=call.deadline
+    ) as attempts:
+        while True:
+            request = client.build_request(
+                call.method, call.path, content=call.content, headers=call.headers_now()
+            )
+            try:
+                response = client.send(request, stream=True)
+            except httpx.TransportError as error:
+                pause = attempts.pause(unreachable(error, call.path), now())
+                if pause is None:
+                    raise
+            else:
+                if response.is_success:
+                    return response
+                refusal = failure(response.status_code, response.read(), response.headers)
+                pause = attempts.pause(refusal, now())
+                if pause is None:
+                    return response
+            time.sleep(pause)
+
+
 def _body(data: str | None, file: Path | None) -> tuple[str, bytes]:
     """Return the body's media type and bytes."""
     import msgspec  # noqa: PLC0415
@@ -91,7 +128,9 @@ def _body(data: str | None, file: Path | None) -> tuple[str, bytes]:
     if data is not None and file is not None:
         raise ConfigError("--data and --file are two bodies; give one")
     if file is not None:
-        return _TYPES.get(file.suffix, "application/octet-stream"), _read(file)
+        from servekit.client.request import file_type  # noqa: PLC0415
+
+        return file_type(file.name), _read(file)
     if data is None:
         return "application/json", b""
     if data == "-":

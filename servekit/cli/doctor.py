@@ -245,7 +245,7 @@ def _runtime_dir(settings: Settings) -> Finding:
 
 
 def _port(settings: Settings) -> Finding:
-    from servekit.engine.listener import bind  # noqa: PLC0415
+    from servekit.engine.front import bind  # noqa: PLC0415
 
     where = f"{settings.host}:{settings.port}"
     try:

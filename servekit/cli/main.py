@@ -20,8 +20,10 @@ _VERBS: Final = {
     "dev": ("run", "servekit dev app:Search"),
     "serve": ("run", "servekit serve app:Search --host 0.0.0.0 --port 8080"),
     "call": ("call", """servekit call search/query --data '{"text": "cats"}'"""),
+    "client": ("client", "servekit client app:Search -o client.py"),
     "graph": ("graph", "servekit graph app:Search --format mermaid"),
     "status": ("status", "servekit status --json"),
+    "scale": ("scale", "servekit scale Embedder=3 --wait"),
     "doctor": ("doctor", "servekit doctor"),
     "keys": ("keys", "servekit keys add team-a --file keys.toml"),
 }

@@ -27,6 +27,17 @@ LogFormat = Annotated[
 LogLevel = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical.")
 ]
+GatewayWorkers = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Gateway processes that share the port; else 1."),
+]
+DrainDelayS = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="After SIGTERM, say so long that the app is not ready, and still answer; else 5.",
+    ),
+]
 DrainS = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Longest wait for running calls at the end."),
@@ -38,8 +49,10 @@ def serve(
     *,
     host: Host = None,
     port: Port = None,
+    gateway_workers: GatewayWorkers = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
+    drain_delay_s: DrainDelayS = None,
     drain_s: DrainS = None,
 ) -> None:
     """Serve an app on this machine, for production.
@@ -47,13 +60,16 @@ def serve(
     Ctrl-C or SIGTERM lets running calls finish, then ends everything. Options that are not given
     come from SERVEKIT_* variables, servekit.toml, and pyproject.toml's tool.servekit table.
     """
-    _run(
-        target,
-        Settings.load(
-            host=host, port=port, log_format=log_format, log_level=log_level, drain_s=drain_s
-        ),
-        dev=False,
+    settings = Settings.load(
+        host=host,
+        port=port,
+        gateway_workers=gateway_workers,
+        log_format=log_format,
+        log_level=log_level,
+        drain_delay_s=drain_delay_s,
+        drain_s=drain_s,
     )
+    _run(target, settings, dev=False)
 
 
 def dev(
@@ -142,11 +158,12 @@ class _Show:
         else:
             write(*banner)
 
-    def ending(self) -> None:
+    def ending(self, delay_s: float) -> None:
         if is_terminal():
-            text = (
-                f"running calls have {self._settings.drain_s:g} s to finish; Ctrl-C ends them now"
-            )
+            text = f"running calls have {self._settings.drain_s:g} s to finish"
+            text += "; Ctrl-C ends them now"
+            if delay_s:
+                text = f"new calls are taken for {delay_s:g} s more; Ctrl-C skips that"
             write([], [("stopping  ", "bold"), (text, "dim")])
 
     def ended(self) -> None:
@@ -219,6 +236,8 @@ def _routes(app: "AppSpec") -> Iterator[Line]:
                 continue
             path = service.prefix.rstrip("/") + endpoint.path.rstrip("/") or "/"
             facts = {"stream": "streams", "unary": ""}.get(endpoint.kind, "")
+            if endpoint.inbound is not None:
+                facts = "streams both ways" if facts else "streams its input"
             if endpoint.batch is not None:
                 facts = f"batched ≤{endpoint.batch.max_size}"
             yield [
@@ -226,4 +245,12 @@ def _routes(app: "AppSpec") -> Iterator[Line]:
                 (path, ""),
                 (f"{service.name}.{endpoint.name}", "dim"),
                 (facts, "dim"),
+            ]
+        for mount in service.mounts:
+            path = service.prefix + mount.path
+            yield [
+                ("ANY", "dim"),
+                (path, ""),
+                (f"{service.name}.{mount.name}", "dim"),
+                ("web app", "dim"),
             ]

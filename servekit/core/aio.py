@@ -1,4 +1,4 @@
-"""A task scope, which the standard library lacks for tasks that come and go."""
+"""A task scope for tasks that come and go, and work that succeeds together or not at all."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -32,3 +32,15 @@ class Tasks:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def together(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run coroutines side by side; the first that raises cancels the others, and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

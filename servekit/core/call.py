@@ -19,6 +19,8 @@ MSGPACK = "application/msgpack"
 BINARY = "application/octet-stream"
 NPY = "application/x-npy"
 EVENT_STREAM = "text/event-stream"
+NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+FORM = "multipart/form-data"
 
 now = time.monotonic
 """The clock of every deadline on this machine, in seconds."""
@@ -47,6 +49,7 @@ class _OnThisSide:
     """What belongs to a call, but is not in its header on the wire."""
 
     payload: Payload = EMPTY
+    chunks: AsyncIterator[Payload] | None = None
     deadline: float | None = None
     retries: int = 2
 
@@ -71,6 +74,8 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
         headers: The caller's HTTP headers, encoded as msgpack `[[name, value], ...]`, or b"".
         caller: Who called from outside, as the gateway found out; "" if it does not ask.
         payload: The arguments, still encoded.
+        chunks: What follows the payload, as it comes, for input that streams; it is read once, so
+            a call can't be sent again after that.
         deadline: Absolute, on `now`'s clock; None waits for ever. Travels as the time left.
         retries: Attempts that the next hop may make after the first; not sent on.
     """

@@ -42,23 +42,29 @@ class StartReplica(msgspec.Struct, frozen=True):
     table: Table
 
 
-class StartGateway(msgspec.Struct, frozen=True):
-    """Become the gateway.
+class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
+    """Become a gateway.
 
     Attributes:
-        listener: File descriptor of the listening socket.
+        name: Of this worker.
+        listener: File descriptor of the listening socket, which all gateways of an app share.
         folder: The app's private folder.
         drain_s: Longest wait for running requests at the end.
+        leaving: The app is about to end; see the verb `leave`.
+        workers: How many gateways share the load.
         dev: Show the playground, and the debug page to everybody.
         credentials: One of which a request must bring; None asks for none.
         settings: What the debug page shows of the settings.
     """
 
+    name: str
     app: AppSpec
     listener: int
     folder: str
     table: Table
-    drain_s: float = 20.0
+    drain_s: float
+    leaving: bool = False
+    workers: int = 1
     dev: bool = False
     credentials: Credentials | None = None
     settings: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -105,8 +111,8 @@ class Health(msgspec.Struct, frozen=True):
     ready: str = ""
 
 
-class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica, for `servekit status`."""
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica or gateway, for `servekit status`."""
 
     id: str
     pid: int
@@ -118,14 +124,21 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One service, for `servekit status`."""
+    """One service, for `servekit status`.
+
+    Attributes:
+        bounds: How many replicas it may have: `"2"`, or `"1..4"` where the load decides.
+        desired: How many it should have now.
+        restarts: Replicas started in place of one that died or could not start.
+    """
 
     name: str
     version: str
     state: str
+    bounds: str
     desired: int
     restarts: int
-    replicas: list[ReplicaStatus]
+    replicas: list[ProcessStatus]
 
 
 class AppStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +149,14 @@ class AppStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     revision: str
     uptime_s: float
+    gateways: list[ProcessStatus]
     services: list[ServiceStatus]
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Have other numbers of replicas: one, or a least and a most where the load decides."""
+
+    services: dict[str, int | tuple[int, int]]
 
 
 class Wake(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The process of the gateway: `python -m servekit.engine.gateway_worker CONTROL LIFELINE`."""
+"""The process of a gateway: `python -m servekit.engine.gateway_worker CONTROL LIFELINE`."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,14 @@ from servekit.engine.control import (
 from servekit.engine.router import Router
 from servekit.engine.table import Table
 from servekit.errors import CallError
+from servekit.gateway.asgi import AsgiApp
 from servekit.gateway.debug import Debug
 from servekit.gateway.guard import Guard
 from servekit.gateway.http import Gateway
 from servekit.gateway.server import Server
 from servekit.gateway.site import Site
 from servekit.observe.families import Families
-from servekit.observe.metrics import Metrics, merge, render
+from servekit.observe.metrics import Metrics, Snapshot, render
 from servekit.spec.app import AppSpec
 from servekit.wire.frames import Hello
 
@@ -48,29 +49,37 @@ class GatewayWorker:
         self._tasks = Tasks()
         self._server: Server | None = None
         self._served: asyncio.Task[None] | None = None
-        self._draining = False
         self.folder = ""
         self.verbs: Mapping[str, Verb] = {
             "start": self._start,
             "app": self._app,
             "table": self._table,
             "stats": self._stats,
+            "metrics": self._figures,
+            "leave": self._leave,
             "drain": self._drain,
         }
 
     async def _start(self, body: bytes) -> Started:
         order = msgspec.msgpack.decode(body, type=StartGateway)
         self.folder = order.folder
-        guard = None if order.credentials is None else Guard(order.credentials)
+        guard = None
+        if order.credentials is not None:
+            guard = Guard(order.credentials, share=1 / order.workers)
         self._gateway = Gateway(self._router, Families(self._metrics), guard)
-        debug = Debug(self._gateway, self._connections, self._app_status, order.settings)
+        debug = Debug(
+            order.name, self._gateway, self._connections, self._app_status, order.settings
+        )
         # Outside of dev it is for those only whom the guard knows.
         shown = debug.document if order.dev or guard is not None else None
         self._site = Site(self._readiness, self._all_metrics, dev=order.dev, debug=shown)
+        self._asgi = AsgiApp(self._gateway, self._site.app)
         self._serve(order.app)
         self._router.update(order.table)
         listener = socket.socket(fileno=order.listener)
-        self._server = Server(self._gateway, self._site.app, listener, drain_s=order.drain_s)
+        self._server = Server(self._gateway, self._asgi, listener, drain_s=order.drain_s)
+        if order.leaving:
+            self._server.leave()
         self._served = self._tasks.spawn(self._server.run_until_drained(), name="http server")
         if guard is not None:
             self._tasks.spawn(_keep_fresh(guard), name="credentials")
@@ -78,7 +87,7 @@ class GatewayWorker:
         return Started(address="listening")
 
     def _serve(self, app: AppSpec) -> None:
-        self._gateway.serve(app)
+        self._asgi.serve(app)
         self._site.serve(app)
 
     async def _app(self, body: bytes) -> Nothing:
@@ -91,7 +100,7 @@ class GatewayWorker:
         return Nothing()
 
     def _readiness(self) -> dict[str, str]:
-        if self._draining:
+        if self._gateway.leaving:
             return {"gateway": "draining"}
         return self._router.unready()
 
@@ -99,14 +108,31 @@ class GatewayWorker:
         self._supervisor.tell("wake", Wake(service))
 
     async def _stats(self, _: bytes) -> Stats:
-        return Stats(waiting=self._router.statistics(), rss=child.resident_bytes())
+        assert self._server is not None
+        state = self._server.server_state
+        return Stats(
+            ongoing=len(state.tasks),
+            finished=state.total_requests,
+            waiting=self._router.statistics(),
+            rss=child.resident_bytes(),
+        )
+
+    async def _figures(self, _: bytes) -> Figures:
+        return Figures(self._metrics.snapshot())
 
     async def _all_metrics(self) -> str:
-        own = self._metrics.snapshot()
+        """Return the figures of the whole app; only this worker's if the supervisor is silent."""
+        figures: Snapshot = self._metrics.snapshot()
         with contextlib.suppress(CallError):
-            others = await self._supervisor.ask("metrics", answer=Figures, timeout_s=3.0)
-            own = merge((own, others.snapshot))
-        return await asyncio.to_thread(render, own)  # a tenth of a second for many series
+            figures = (
+                await self._supervisor.ask("metrics", answer=Figures, timeout_s=3.0)
+            ).snapshot
+        return await asyncio.to_thread(render, figures)  # a tenth of a second for many series
+
+    async def _leave(self, _: bytes) -> Nothing:
+        if self._server is not None:
+            self._server.leave()
+        return Nothing()
 
     def _connections(self) -> list[object]:
         return [] if self._server is None else self._server.connections()
@@ -117,7 +143,6 @@ class GatewayWorker:
         return None
 
     async def _drain(self, _: bytes) -> Nothing:
-        self._draining = True
         if self._server is not None and self._served is not None:
             self._server.drain()
             await asyncio.wait([self._served])

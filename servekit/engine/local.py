@@ -23,11 +23,13 @@ async def serve(
     on_loading: Callable[[], None] = lambda: None,
     on_starting: Callable[["Supervisor"], None] = lambda _: None,
     on_ready: Callable[["Supervisor"], None] = lambda _: None,
-    on_ending: Callable[[], None] = lambda: None,
+    on_ending: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Run an app; returns after SIGINT or SIGTERM, when everything has been drained.
 
-    A second SIGINT (Ctrl-C) ends everything at once.
+    SIGTERM, which comes from an orchestrator, first says for `drain_delay_s` that the app is not
+    ready, so that balancers go elsewhere; another signal skips that. SIGINT (Ctrl-C) comes from a
+    person who waits, so it drains at once, and while it drains another one ends everything.
 
     Args:
         target: Import string or file.
@@ -36,22 +38,26 @@ async def serve(
         on_loading: Called while another process describes the app: the time for slow imports.
         on_starting: Called when the app is known, before it starts.
         on_ready: Called when every service is ready.
-        on_ending: Called when a signal came to an app that was ready, before it is drained.
+        on_ending: Called when a signal came to an app that was ready, with the seconds until it
+            is drained.
 
     Raises:
         AuthorError: The app can't be described or started; nothing is left running.
     """
     loop = asyncio.get_running_loop()
-    ending = asyncio.Event()
+    ending, draining = asyncio.Event(), asyncio.Event()
     supervisor: Supervisor | None = None
 
-    def interrupt() -> None:
-        if ending.is_set() and supervisor is not None:
+    def end(number: signal.Signals) -> None:
+        waits = number is signal.SIGTERM and not dev
+        if draining.is_set() and number is signal.SIGINT and supervisor is not None:
             supervisor.kill()
+        if ending.is_set() or not waits:
+            draining.set()
         ending.set()
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    loop.add_signal_handler(signal.SIGTERM, ending.set)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
     tasks = Tasks()
     described_at = time.time()
     starting = asyncio.ensure_future(describe_elsewhere(target))
@@ -75,8 +81,13 @@ async def serve(
                 follow(target, supervisor, described, described_at=described_at), name="reload"
             )
         await ending.wait()
-        on_ending()
+        on_ending(0.0 if draining.is_set() else settings.drain_delay_s)
+        await supervisor.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain_delay_s):
+                await draining.wait()
     finally:
+        draining.set()
         await tasks.close()
         await supervisor.stop()
 

@@ -27,6 +27,8 @@ class State(StrEnum):
 
 
 _PROBE_TIMEOUT_S = 2.0
+_STALE_S = 2.0
+"""Figures of a replica that does not answer count no longer than this: two periods."""
 
 
 class Member:
@@ -39,7 +41,8 @@ class Member:
     Attributes:
         state: Where it is in its life.
         ready_at: When it became ready; 0 before.
-        stats: Its latest figures.
+        stats: Its latest figures; what it has on board is forgotten when it does not answer.
+        rate_per_s: Calls that it answers per second.
         trouble: What its health hooks said last; "" when well.
     """
 
@@ -53,7 +56,9 @@ class Member:
         self.ready_at = 0.0
         self.failing_since: float | None = None
         self.stats = Stats()
+        self.rate_per_s = 0.0
         self.trouble = ""
+        self._counted_at = 0.0
 
     @property
     def target(self) -> Target:
@@ -83,7 +88,8 @@ class Member:
             raise SetupError(f"{self.id} did not start: {cause}") from error
         if started.error:
             raise SetupError(started.error, trace=started.traceback)
-        self.state, self.ready_at = State.STANDBY, now()
+        if self.state is State.STARTING:  # else it was told to leave meanwhile
+            self.state, self.ready_at = State.STANDBY, now()
         return started
 
     async def check(self) -> None:
@@ -100,13 +106,34 @@ class Member:
                     timeout_s=_PROBE_TIMEOUT_S,
                 )
             health = await ask(self._probe, "health", answer=Health, timeout_s=_PROBE_TIMEOUT_S)
-            self.stats = await self.process.ask("stats", answer=Stats, timeout_s=_PROBE_TIMEOUT_S)
+            await self._count()
         except (CallError, WireError, OSError) as error:
             self.failing_since = self.failing_since or now()
             self.trouble = f"does not answer: {error}"
+            self._forget()
             return
         self.failing_since = (self.failing_since or now()) if health.live else None
         self.trouble = health.live or health.ready
+
+    async def count(self) -> None:
+        """Take its figures only: one that drains takes no probes, but its calls may still wait."""
+        try:
+            await self._count()
+        except CallError:
+            self._forget()
+
+    async def _count(self) -> None:
+        stats = await self.process.ask("stats", answer=Stats, timeout_s=_PROBE_TIMEOUT_S)
+        time = now()
+        finished = stats.finished - self.stats.finished
+        self.rate_per_s = finished / max(time - (self._counted_at or self.ready_at), 1e-3)
+        self.stats, self._counted_at = stats, time
+
+    def _forget(self) -> None:
+        """Let figures that are too old say nothing about the load."""
+        if now() - (self._counted_at or self.ready_at) >= _STALE_S:
+            self.stats = Stats(finished=self.stats.finished, rss=self.stats.rss)
+            self.rate_per_s = 0.0
 
     async def drain(self, grace_s: float) -> None:
         """Let it finish what it has, then end it."""

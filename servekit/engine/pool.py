@@ -1,19 +1,24 @@
 """The replicas of one service: as many as wanted, of the wanted revision, restarted when they die.
 
 A pool only ever moves from what is to what is wanted; every change (a death, a new number, a new
-revision) wakes the same loop. New replicas join the routing table before old ones leave it, and
-those that leave finish their calls, so neither a restart nor a new revision loses any.
+revision) wakes the same loop, which waits for nothing else. New replicas join the routing table
+before old ones leave it, and those that leave finish their calls, so neither a restart nor a new
+revision loses any.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
-from servekit.core.aio import Tasks
+import msgspec
+
+from servekit.core.aio import Tasks, together
 from servekit.core.call import now
 from servekit.engine.member import Member, State
 from servekit.engine.scaler import Scaler
 from servekit.engine.table import ServiceTargets
-from servekit.errors import AuthorError, ResourceError, SetupError
+from servekit.errors import ConfigError, ResourceError, SetupError
 from servekit.observe.log import get_logger
 from servekit.spec.app import ServiceSpec
 from servekit.spec.policy import Autoscale
@@ -42,12 +47,13 @@ class Pool:
         spec: The service.
         spawn: Starts a process for a replica of a spec.
         changed: Called when the routing table has to change.
-        drain_s: Longest wait for calls of a replica that leaves.
+        drain_s: Longest wait for calls of a replica that leaves a running pool.
         start_timeout_s: Longest wait for a replica to become ready.
 
     Attributes:
         spec: The wanted revision.
-        desired: The wanted number.
+        policy: How many replicas there may be: the code's word, or a later one.
+        desired: How many there should be now.
         members: All replicas that have not ended.
         waiting: Calls that wait for a replica, in all processes.
         restarts: Replicas started in place of one that died, by cause.
@@ -72,7 +78,8 @@ class Pool:
         self._failures = 0
         self._retry_at = 0.0
         self._scaler: Scaler | None = None
-        self._finished = 0
+        self._next = ""
+        self._spawning = 0
         self.closing = False
         self.members: list[Member] = []
         self.restarts: dict[str, int] = {}
@@ -84,44 +91,86 @@ class Pool:
 
     def adopt(self, spec: ServiceSpec) -> None:
         """Want this revision from now on; `prepare` it first to be sure that it starts."""
-        policy = spec.replicas
         self.spec = spec
+        self._next = ""
         self._promote()
+        if isinstance(spec.replicas, Autoscale):
+            self.desired = self.desired or spec.replicas.start
+        self.resize(spec.replicas)
+
+    def resized(self, wanted: int | tuple[int, int]) -> int | Autoscale:
+        """Return the policy with another number, or other bounds where the load decides.
+
+        Raises:
+            ConfigError: The service takes the other of the two.
+            SpecError: The bounds are none.
+        """
+        policy, name = self.policy, self.spec.name
         if isinstance(policy, Autoscale):
-            before = self.desired
-            self._scaler = Scaler(policy, target=policy.target_ongoing or default_target(spec))
-            self.desired = min(max(before, policy.min), policy.max) if before else policy.start
-        else:
-            self._scaler = None
-            self.desired = policy
-        self._wake.set()
+            if isinstance(wanted, int):
+                raise ConfigError(
+                    f"{name} follows its load from {policy.min} to {policy.max} replicas; move "
+                    f"its bounds, {name}={policy.min}..{max(wanted, policy.min)}, or pin it, "
+                    f"{name}={wanted}..{wanted}"
+                )
+            low, high = wanted
+            return msgspec.structs.replace(policy, min=low, max=high, initial=None)
+        if not isinstance(wanted, int):
+            raise ConfigError(
+                f"{name} has a fixed number of replicas, {policy}; write {name}={wanted[1]}, or "
+                "let its code say replicas=sk.Autoscale(…)"
+            )
+        if wanted < 1:
+            raise ConfigError(
+                f"{name}={wanted}: must be 1 or more; a service that may sleep has "
+                "replicas=sk.Autoscale(min=0, max=…)"
+            )
+        return wanted
+
+    def within(self, policy: int | Autoscale) -> int:
+        """Return how many replicas there should be at once by a policy."""
+        if isinstance(policy, Autoscale):
+            return min(max(self.desired, policy.min), policy.max)
+        return policy
+
+    def resize(self, policy: int | Autoscale) -> None:
+        """Want this many replicas from now on."""
+        self.policy = policy
+        self._scaler = None
+        if isinstance(policy, Autoscale):
+            target = policy.target_ongoing or default_target(self.spec)
+            self._scaler = Scaler(policy, target=target)
+        self._want(self.within(policy))
 
     def scale(self, time: float) -> None:
         """Let the load decide about the number, where the service says so."""
         if self._scaler is None:
             return
         alive = self._alive()
-        finished = sum(m.stats.finished for m in alive)
-        rate = max(0.0, float(finished - self._finished))
-        self._finished = finished
         capacities = [m.stats.capacity_per_s for m in alive if m.stats.capacity_per_s]
         wanted = self._scaler.observe(
             time,
             ongoing=sum(m.stats.ongoing for m in alive) + self.waiting,
-            rate_per_s=rate,
+            rate_per_s=sum(m.rate_per_s for m in alive),
             capacity_per_s=min(capacities, default=None),
             replicas=len(alive),
         )
         if wanted != self.desired:
             _log.info("scaling", service=self.spec.name, replicas=len(alive), to=wanted)
-            self.desired = wanted
-            self._wake.set()
+            self._want(wanted)
 
     def wake(self, time: float) -> None:
         """Start a replica for the first call of a sleeping service."""
         if self._scaler is not None and not self.desired:
-            self.desired = self._scaler.wake(time)
-            self._wake.set()
+            self._want(self._scaler.wake(time))
+
+    def _want(self, count: int) -> None:
+        self.desired = count
+        if not count:
+            # What sleeps is tried anew by its next call: were it down, none would ever wake it.
+            self._failures, self._retry_at = 0, 0.0
+        self._wake.set()
+        self._changed()
 
     # -- is ----------------------------------------------------------------------------------
 
@@ -152,88 +201,113 @@ class Pool:
         Raises:
             SetupError: One could not start.
         """
-        starts = [asyncio.ensure_future(self.prepare(self.spec)) for _ in range(self.desired)]
-        try:
-            await asyncio.gather(*starts)
-        except AuthorError:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            raise
+        await together(*(self._prepare(self.spec) for _ in range(self.desired)))
         self._promote()
         self._tasks.spawn(self._reconcile(), name=f"pool {self.spec.name}")
 
-    async def prepare(self, spec: ServiceSpec) -> Member:
-        """Start one replica of a revision; it takes calls when the revision is adopted.
+    async def prepare(self, spec: ServiceSpec) -> None:
+        """Start one replica of the next revision; it takes calls when that is adopted.
 
         Raises:
             SetupError: It could not start; nothing is left of it.
         """
+        self._next = spec.revision
+        await self._prepare(spec)
+
+    async def abandon(self) -> None:
+        """End what was prepared; the next revision will not be adopted."""
+        prepared = [m for m in self._alive() if m.spec.revision == self._next]
+        self._next = ""
+        await asyncio.gather(*(self._let_go(member, _END_S) for member in prepared))
+
+    async def _prepare(self, spec: ServiceSpec) -> None:
+        await self._load(await self._launch(spec))
+
+    async def _launch(self, spec: ServiceSpec) -> Member:
+        """Start the process of a replica."""
         member = await self._spawn(spec)
         self.members.append(member)
         self._tasks.spawn(self._attend(member), name=f"attend {member.id}")
+        return member
+
+    async def _load(self, member: Member) -> None:
+        """Wait until a replica could take calls, or was told to leave before that.
+
+        Raises:
+            SetupError: It could not start; nothing is left of it.
+        """
         try:
             started = await member.start(self._start_timeout_s)
-        except BaseException:
+        except BaseException as error:
+            if member.state is State.DRAINING and isinstance(error, SetupError):
+                return
             member.state = State.ENDED
             await member.end(_END_S)
             raise
-        _log.info("replica ready", replica=member.id, took_s=round(started.load_s, 2))
-        return member
+        if member.state is State.STANDBY:
+            _log.info("replica ready", replica=member.id, took_s=round(started.load_s, 2))
 
     async def _reconcile(self) -> None:
         """Move towards what is wanted, step by step."""
         while not self.closing:
             self._wake.clear()
-            alive = self._alive()
+            alive = sorted(self._alive(), key=_expendable)
             current = [m for m in alive if m.spec.revision == self.spec.revision]
-            old = [m for m in alive if m.spec.revision != self.spec.revision]
+            old = [m for m in alive if m.spec.revision not in (self.spec.revision, self._next)]
             ready = sum(m.state is State.READY for m in current)
             self._retire(old, ready + len(old) - self.desired)
-            if len(current) < self.desired:
-                await self._start_one()
-                continue
-            # Starting ones hold no calls yet, so they are the first to go.
-            current.sort(key=lambda m: (m.state is not State.STARTING, m.ready_at))
             self._retire(current, len(current) - self.desired)
-            await self._wake.wait()
-
-    async def _start_one(self) -> None:
-        delay = self._retry_at - now()
-        if delay > 0:
-            try:
+            lacking = max(0, self.desired - len(current) - self._spawning)
+            delay = self._retry_at - now() if lacking else None
+            if delay is not None and delay <= 0:
+                self._spawning += lacking
+                for _ in range(lacking):
+                    self._tasks.spawn(self._start_one(), name=f"start {self.spec.name}")
+                delay = None
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
-            else:
-                return
+
+    async def _start_one(self) -> None:
+        """Start a replica of the wanted revision; one that fails is tried again after a while."""
+        failures = self._failures
         try:
-            await self.prepare(self.spec)
+            try:
+                member = await self._launch(self.spec)
+            finally:
+                self._spawning -= 1
+                self._wake.set()
+            await self._load(member)
             self._promote()
         except SetupError as error:
             _log.error("replica failed to start", why=error.message, traceback=error.trace)
-            self._failed("setup")
+            self._failed("setup", failures)
         except ResourceError as error:
             _log.error("no room for a replica", service=self.spec.name, why=str(error))
-            self._failed("resources")
+            self._failed("resources", failures)
+        self._wake.set()
         self._changed()
 
     def _retire(self, members: list[Member], count: int) -> None:
         for member in members[: max(0, count)]:
-            member.state = State.DRAINING
+            _log.info("replica leaves", replica=member.id)
+            self._tasks.spawn(self._let_go(member, self._drain_s), name=f"drain {member.id}")
             self._changed()
-            self._tasks.spawn(self._let_go(member), name=f"drain {member.id}")
 
-    async def _let_go(self, member: Member) -> None:
-        await member.drain(self._drain_s)
-        _log.info("replica drained", replica=member.id)
+    def _let_go(self, member: Member, grace_s: float) -> Coroutine[Any, Any, None]:
+        """Take a replica out of the table, at once; returns the rest of its end."""
+        was, member.state = member.state, State.DRAINING
+        # One that starts, or failed to, has no calls, and may be busy with its set-up for long.
+        starts = was in (State.STARTING, State.ENDED)
+        return member.end(_END_S) if starts else member.drain(grace_s)
 
-    def _failed(self, cause: str) -> None:
+    def _failed(self, cause: str, failures: int) -> None:
+        """Take note of a failure; of those that began side by side, one counts."""
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
-        delay = _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
-        self._failures += 1
-        self._retry_at = now() + delay
+        if self._failures == failures:
+            delay = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+            self._failures += 1
+            self._retry_at = now() + delay
 
     async def _attend(self, member: Member) -> None:
         """Watch one replica until it ends, and say why it did."""
@@ -245,14 +319,15 @@ class Pool:
             _log.error("replica died", replica=member.id, cause=cause, pid=member.process.pid)
             if now() - member.ready_at > _PROVEN_S:
                 self._failures = 0
-            self._failed("killed" if "killed" in cause else "exit")
+            self._failed("killed" if "killed" in cause else "exit", self._failures)
             self._wake.set()
         self._changed()
 
     async def check(self) -> None:
         """Probe all replicas; take those that are unwell out of the table, end those that hang."""
         members = [m for m in self.members if m.state in (State.READY, State.UNREADY)]
-        await asyncio.gather(*(m.check() for m in members))
+        leaving = [m for m in self.members if m.state is State.DRAINING]
+        await asyncio.gather(*(m.check() for m in members), *(m.count() for m in leaving))
         for member in members:
             if member.state not in (State.READY, State.UNREADY):
                 continue
@@ -267,18 +342,16 @@ class Pool:
                 _log.error("replica hangs, killing it", replica=member.id)
                 self._tasks.spawn(member.end(0.0), name=f"kill {member.id}")
 
-    async def close(self) -> None:
-        """Drain all replicas and end them."""
+    async def close(self, grace_s: float) -> None:
+        """Let all replicas finish their calls for so many seconds, then end them."""
         self.closing = True
-        # Those that start, or failed to, hold no calls, and may be busy with their set-up for long.
-        ends = [
-            m.end(_END_S) if m.state in (State.STARTING, State.ENDED) else m.drain(self._drain_s)
-            for m in self.members
-        ]
-        for member in self.members:
-            member.state = State.DRAINING
-        await asyncio.gather(*ends)
+        await asyncio.gather(*(self._let_go(member, grace_s) for member in self.members))
         await self._tasks.close()
+
+
+def _expendable(member: Member) -> tuple[bool, bool, float]:
+    """Sort those first that go first: starting ones hold no calls, unwell ones take none."""
+    return member.state is State.READY, member.state is State.UNREADY, member.ready_at
 
 
 def default_target(spec: ServiceSpec) -> float:

@@ -95,18 +95,22 @@ class Process:
                 pass_fds=(theirs.fileno(), watched, *inherit),
                 start_new_session=True,
             )
+            _, connection = await loop.create_connection(
+                lambda: Connection(
+                    Hello(replica="supervisor"),
+                    client=False,
+                    handler=handler(verbs),
+                    greeting_s=_GREETING_S,
+                ),
+                sock=ours,
+            )
+        except BaseException:
+            ours.close()
+            os.close(lifeline)  # which ends the child, if it is there already
+            raise
         finally:
             theirs.close()
             os.close(watched)
-        _, connection = await loop.create_connection(
-            lambda: Connection(
-                Hello(replica="supervisor"),
-                client=False,
-                handler=handler(verbs),
-                greeting_s=_GREETING_S,
-            ),
-            sock=ours,
-        )
         return cls(name, child, connection, lifeline)
 
     async def ask(

@@ -9,8 +9,8 @@ the rate over what one can do, whichever is more.
   too, and the number only grows until 60 s have passed without such a peak.
 - **Delays**: what is wanted has to stay above (or below) what there is for `up_delay_s` (or
   `down_delay_s`), time that nobody watched not included, and then the mildest of it counts.
-- **Zero**: the last replica goes when there was no load at all for `down_delay_s`; the first call
-  after that wakes it at once.
+- **Zero**: the last replica goes when there was no call at all for `idle_s`; the first call after
+  that wakes it at once.
 
 Starting replicas count as capacity. The figures of a dead reporter are the caller's to drop.
 
@@ -57,6 +57,7 @@ class Scaler:
 
     def __init__(self, policy: Autoscale, *, target: float) -> None:
         self._policy = policy
+        self._idle_s = policy.down_delay_s if policy.idle_s is None else policy.idle_s
         self._target = target
         self._stable = _Mean(STABLE_S)
         self._panic = _Mean(PANIC_S)
@@ -83,7 +84,7 @@ class Scaler:
         Args:
             now: Seconds on a clock that doesn't go back.
             ongoing: Calls on board in all replicas, and waiting for one.
-            rate_per_s: Calls that arrive per second.
+            rate_per_s: Calls that are answered per second.
             capacity_per_s: Calls per second that one replica can do; None or 0 is not known.
             replicas: Replicas running and starting.
         """
@@ -96,7 +97,7 @@ class Scaler:
             if replicas:
                 self._stay_awake(now)
         self._last_tick = now
-        if load:
+        if load or rate_per_s > 0:  # short calls come and go between two ticks
             self._stay_awake(now)
 
         wanted = max(1, _ceil(self._stable.add(now, load)))
@@ -134,7 +135,7 @@ class Scaler:
         )
 
     def _stay_awake(self, now: float) -> None:
-        self._awake_until = now + self._policy.down_delay_s
+        self._awake_until = now + self._idle_s
 
 
 class _Mean:

@@ -1,8 +1,8 @@
 """The local engine: runs an app's gateway and replicas as child processes, and keeps them running.
 
-The supervisor imports no user code and carries no requests. It starts the gateway and a pool per
+The supervisor imports no user code and carries no requests. It starts the gateways and a pool per
 service, pushes the routing table to all of them, probes, scales, rolls to new revisions, and ends
-everything in order: first the gateway finishes its requests, then the replicas.
+everything in order: first the gateways finish their requests, then the replicas.
 """
 
 import asyncio
@@ -11,43 +11,42 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from servekit.core.aio import Tasks
+from servekit.core.aio import Tasks, together
 from servekit.core.call import now
 from servekit.engine.control import (
     AppStatus,
     Figures,
     Nothing,
-    ReplicaStatus,
+    ProcessStatus,
+    Scale,
     ServiceStatus,
-    Started,
     StartGateway,
     StartReplica,
-    Stats,
     Verb,
     Wake,
     handler,
 )
 from servekit.engine.description import Described
 from servekit.engine.devices import detect
-from servekit.engine.listener import bind, is_public
+from servekit.engine.front import Front, bind
 from servekit.engine.member import Member, State, spawn
 from servekit.engine.placement import Placement, allocate
-from servekit.engine.pool import KILL_AFTER_S, Pool
+from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
-from servekit.errors import CallError
+from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
 from servekit.gateway.credentials import Credentials
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate, Metrics
 from servekit.settings import Settings
 from servekit.spec.app import AppSpec, ServiceSpec
+from servekit.spec.policy import Autoscale
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, Listener
@@ -70,7 +69,7 @@ class Supervisor:
         ConfigError: The address can't be had, or a file of credentials can't be used.
 
     Attributes:
-        url: Where the gateway listens.
+        url: Where the gateways listen.
         app: What is served now.
     """
 
@@ -86,8 +85,6 @@ class Supervisor:
         self._pools: dict[str, Pool] = {}
         self._serial = 0
         self._last_replica = 0
-        self._gateway: Process | None = None
-        self._silent_since: float | None = None
         self._closing = False
         self._started_at = now()
         self._metrics = Metrics(replica="supervisor")
@@ -100,19 +97,26 @@ class Supervisor:
             Guard(self._credentials)  # so that a mistake in a file is found before anything starts
         self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
         self._placement = Placement(self._devices)
-        self._listener = bind(settings.host, settings.port)
+        self._front = Front(
+            bind(settings.host, settings.port),
+            workers=settings.gateway_workers,
+            order=self._gateway_order,
+            verbs=self._verbs(),
+            env=self._env(),
+            on_start=self._publish,  # what has changed while it started
+            on_end=self._aggregate.retire,
+        )
         self._folder = Path(tempfile.mkdtemp(prefix="servekit-", dir=settings.runtime_dir))
         self._admin = Listener(
             Address(f"unix:{self._folder}/admin.sock"),
             lambda: Connection(
                 Hello(replica="supervisor"),
                 client=False,
-                handler=handler({"status": self._on_status}),
+                handler=handler({"status": self._on_status, "scale": self._on_scale}),
             ),
         )
         self.app: AppSpec = described.app
-        host, port = self._listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = self._front.url
 
     # -- life --------------------------------------------------------------------------------
 
@@ -123,30 +127,24 @@ class Supervisor:
             ResourceError: The machine has fewer GPUs than the app asks for.
             SetupError: A replica could not start; nothing is left running.
         """
-        self._check_resources(self.app)
-        if self._credentials is None and is_public(self._listener):
+        if self._credentials is None and self._front.is_public:
             _log.warning(
                 "whoever reaches this address may call",
                 url=self.url,
                 fix="set api_keys or jwt_key, unless something in front asks who it is",
             )
+        self._check_resources((s, _number(s.replicas)) for s in self.app.services)
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
-        starts = [asyncio.ensure_future(pool.start()) for pool in self._pools.values()]
-        starts.append(asyncio.ensure_future(self._start_gateway()))
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            raise
+        await together(*(pool.start() for pool in self._pools.values()), self._front.start())
         self._publish()
         self._tasks.spawn(self._tick(), name="tick")
 
     async def roll(self, described: Described) -> list[str]:
         """Go over to another revision of the app without losing a call.
+
+        All gateways have the new one before the first replica of the old one leaves.
 
         Returns:
             Names of the services that changed.
@@ -156,62 +154,78 @@ class Supervisor:
         """
         app = described.app
         assert app is not None
-        self._check_resources(app)
-        self._search_path = described.search_path
         old = {name: pool.spec for name, pool in self._pools.items()}
+        new = [s for s in app.services if s.name not in old]
         changed = [s for s in app.services if s.name in old and s.revision != old[s.name].revision]
-        added = [s for s in app.services if s.name not in old]
-        self.app, before = app, self.app
-        new_pools = {spec.name: self._pool(spec) for spec in added}
-        self._pools |= new_pools
-        starts = [asyncio.ensure_future(pool.start()) for pool in new_pools.values()]
-        prepares = [asyncio.ensure_future(self._pools[s.name].prepare(s)) for s in changed]
+        self._check_resources(
+            (s, _number(s.replicas) if s in (*new, *changed) else self._pools[s.name].desired)
+            for s in app.services
+        )
+        added = {spec.name: self._pool(spec) for spec in new}
+        self._pools |= added
+        before, self._search_path = self._search_path, described.search_path
         try:
-            await asyncio.gather(*starts, *prepares)
+            await together(
+                *(pool.start() for pool in added.values()),
+                *(self._pools[spec.name].prepare(spec) for spec in changed),
+            )
         except BaseException:
-            self.app = before
-            await self._undo(new_pools, (*starts, *prepares), prepares)
+            self._search_path = before
+            await asyncio.gather(
+                *(self._pools.pop(name).close(0.0) for name in added),
+                *(self._pools[spec.name].abandon() for spec in changed),
+            )
             raise
+        self.app = app
+        await self._front.serve(app)
         for spec in changed:
             self._pools[spec.name].adopt(spec)
-        self._publish()
-        await self._tell_gateway(app)
         for name in old.keys() - {s.name for s in app.services}:
-            pool = self._pools.pop(name)
-            self._publish()
-            self._tasks.spawn(pool.close(), name=f"close {name}")
-        return [spec.name for spec in (*added, *changed)]
+            closing = self._pools.pop(name).close(self._settings.drain_s)
+            self._tasks.spawn(closing, name=f"close {name}")
+        self._publish()
+        return [*added, *(spec.name for spec in changed)]
 
-    async def _undo(
-        self,
-        pools: Mapping[str, Pool],
-        works: Sequence[asyncio.Future[Any]],
-        prepares: Sequence[asyncio.Future[Member]],
-    ) -> None:
-        """End what a failed roll has started; the running revision was not touched."""
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
-        for prepare in prepares:
-            if not prepare.cancelled() and prepare.exception() is None:
-                await prepare.result().end(2.0)
-        for name, pool in pools.items():
-            del self._pools[name]
-            await pool.close()
+    def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
+        """Have other numbers of replicas, each until its service's code changes.
+
+        Args:
+            wanted: By service: a number, or bounds where the load decides.
+
+        Raises:
+            NotFound: There is no such service.
+            ConfigError: A service takes no such number.
+            ResourceError: The machine has fewer GPUs; nothing has changed.
+        """
+        for name in wanted:
+            if name not in self._pools:
+                raise NotFound(
+                    f"no service {name!r} runs here.{suggest(name, [*self._pools])}", started=False
+                )
+        policies = {name: self._pools[name].resized(number) for name, number in wanted.items()}
+        self._check_resources(
+            (pool.spec, pool.within(policies.get(name, pool.policy)))
+            for name, pool in self._pools.items()
+        )
+        for name, policy in policies.items():
+            self._pools[name].resize(policy)
+
+    async def leave(self) -> None:
+        """Say that the app is not ready any more, but go on as before."""
+        await self._front.leave()
 
     async def stop(self) -> None:
-        """Finish the requests on board, then end all processes and remove all sockets."""
+        """Finish the requests on board, then end all processes and remove all sockets.
+
+        Gateways and replicas share `drain_s`.
+        """
         self._closing = True
         for pool in self._pools.values():
             pool.closing = True
-        # Else the kernel would take connections for this copy of the socket, and nobody answer them.
-        self._listener.close()
-        drain_s = self._settings.drain_s
-        if self._gateway is not None and not self._gateway.ended.done():
-            with contextlib.suppress(CallError):
-                await self._gateway.ask("drain", answer=Nothing, timeout_s=drain_s)
-            await self._gateway.stop(2.0)
-        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+        cut_at = now() + self._settings.drain_s
+        await self._front.drain(self._settings.drain_s)
+        left_s = max(0.0, cut_at - now())
+        await asyncio.gather(*(pool.close(left_s) for pool in self._pools.values()))
         await self._admin.close()
         await self._tasks.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -221,8 +235,7 @@ class Supervisor:
         for pool in self._pools.values():
             for member in pool.members:
                 member.process.signal(signal.SIGKILL)
-        if self._gateway is not None:
-            self._gateway.signal(signal.SIGKILL)
+        self._front.kill()
 
     # -- parts -------------------------------------------------------------------------------
 
@@ -235,10 +248,10 @@ class Supervisor:
             start_timeout_s=self._settings.start_timeout_s,
         )
 
-    def _check_resources(self, app: AppSpec) -> None:
+    def _check_resources(self, numbers: Iterable[tuple[ServiceSpec, int]]) -> None:
+        """Refuse numbers of replicas that this machine could not hold if it were empty."""
         requests: dict[str, float] = {}
-        for spec in app.services:
-            count = spec.replicas if isinstance(spec.replicas, int) else spec.replicas.start
+        for spec, count in numbers:
             requests |= {f"{spec.name} #{n + 1}": spec.resources.gpu for n in range(count)}
         allocate(self._devices, requests)
 
@@ -278,49 +291,20 @@ class Supervisor:
     def _verbs(self) -> Mapping[str, Verb]:
         return {"wake": self._on_wake, "metrics": self._on_metrics, "status": self._on_status}
 
-    async def _start_gateway(self) -> None:
-        fd = self._listener.fileno()
-        order = StartGateway(
+    def _gateway_order(self, name: str, listener: int) -> StartGateway:
+        return StartGateway(
+            name=name,
             app=self.app,
-            listener=fd,
+            listener=listener,
             folder=str(self._folder),
             table=self._table(),
             drain_s=self._settings.drain_s,
+            leaving=self._front.leaving,
             dev=self._dev,
             credentials=self._credentials,
             settings=self._settings.shown(),
+            workers=self._settings.gateway_workers,
         )
-        gateway = self._gateway = await Process.spawn(
-            "gateway",
-            "servekit.engine.gateway_worker",
-            verbs=self._verbs(),
-            env=self._env(),
-            inherit=(fd,),
-        )
-        try:
-            await gateway.ask("start", order, answer=Started, timeout_s=30.0)
-        except BaseException:
-            await gateway.stop(0.0)
-            raise
-        self._publish()  # what has changed while it was spawned
-        self._tasks.spawn(self._keep_gateway(gateway), name="keep gateway")
-
-    async def _keep_gateway(self, gateway: Process) -> None:
-        cause = await asyncio.shield(gateway.ended)
-        while not self._closing:
-            _log.error("gateway died, starting another", cause=cause)
-            try:
-                await self._start_gateway()
-            except CallError as error:
-                cause = str(error)
-                await asyncio.sleep(_TICK_S)
-            else:
-                return
-
-    async def _tell_gateway(self, app: AppSpec) -> None:
-        if self._gateway is not None and not self._gateway.ended.done():
-            with contextlib.suppress(CallError):
-                await self._gateway.ask("app", app, answer=Nothing, timeout_s=10.0)
 
     # -- routing table -----------------------------------------------------------------------
 
@@ -338,10 +322,15 @@ class Supervisor:
             await process.ask("table", table, answer=Nothing, timeout_s=30.0)
 
     def _processes(self) -> list[Process]:
-        processes = [m.process for pool in self._pools.values() for m in pool.members]
-        if self._gateway is not None:
-            processes.append(self._gateway)
-        return [process for process in processes if not process.ended.done()]
+        """Return all that run, in whatever state."""
+        members = [m.process for pool in self._pools.values() for m in pool.members]
+        return [p for p in (*self._front.processes, *members) if not p.ended.done()]
+
+    def _started(self) -> list[Process]:
+        """Return all that can be asked."""
+        members = [m for pool in self._pools.values() for m in pool.members]
+        ready = [m.process for m in members if m.state is not State.STARTING]
+        return [*self._front.started, *ready]
 
     # -- watching ----------------------------------------------------------------------------
 
@@ -349,31 +338,13 @@ class Supervisor:
         while not self._closing:
             await asyncio.sleep(_TICK_S)
             checks = asyncio.gather(*(pool.check() for pool in self._pools.values()))
-            waiting, _ = await asyncio.gather(self._check_gateway(), checks)
+            waiting, _ = await asyncio.gather(self._front.check(), checks)
             for pool in self._pools.values():
                 for member in pool.members:
-                    for name, count in member.stats.waiting.items():
-                        waiting[name] = waiting.get(name, 0) + count
+                    waiting.update(member.stats.waiting)
             for name, pool in self._pools.items():
-                pool.waiting = waiting.get(name, 0)
+                pool.waiting = waiting[name]
                 pool.scale(now())
-
-    async def _check_gateway(self) -> dict[str, int]:
-        """Probe the gateway; returns how many calls wait in it, by service."""
-        gateway = self._gateway
-        if gateway is None or gateway.ended.done():
-            return {}
-        try:
-            stats = await gateway.ask("stats", answer=Stats, timeout_s=2.0)
-        except CallError:
-            self._silent_since = self._silent_since or now()
-            if now() - self._silent_since > KILL_AFTER_S:
-                _log.error("gateway hangs, killing it", pid=gateway.pid)
-                gateway.signal(signal.SIGKILL)
-                self._silent_since = None
-            return {}
-        self._silent_since = None
-        return dict(stats.waiting)
 
     async def _on_wake(self, body: bytes) -> Nothing:
         wake = msgspec.msgpack.decode(body, type=Wake)
@@ -382,19 +353,15 @@ class Supervisor:
         return Nothing()
 
     async def _on_metrics(self, _: bytes) -> Figures:
-        members = [
-            m
-            for pool in self._pools.values()
-            for m in pool.members
-            if m.state is not State.STARTING
-        ]
+        processes = self._started()
         figures = await asyncio.gather(
-            *(m.process.ask("metrics", answer=Figures, timeout_s=2.0) for m in members),
+            *(process.ask("metrics", answer=Figures, timeout_s=2.0) for process in processes),
             return_exceptions=True,
         )
-        for member, found in zip(members, figures, strict=True):
-            if isinstance(found, Figures):
-                self._aggregate.put(member.id, found.snapshot)
+        for process, found in zip(processes, figures, strict=True):
+            # What has ended meanwhile was added to the totals already.
+            if isinstance(found, Figures) and not process.ended.done():
+                self._aggregate.put(process.name, found.snapshot)
         for name, pool in self._pools.items():
             for state in State:
                 gauge = self._families.replicas.labels(service=name, state=state.value)
@@ -408,6 +375,13 @@ class Supervisor:
     async def _on_status(self, _: bytes) -> AppStatus:
         return self.status()
 
+    async def _on_scale(self, body: bytes) -> AppStatus:
+        try:
+            self.scale(msgspec.msgpack.decode(body, type=Scale).services)
+        except AuthorError as error:
+            raise BadRequest(str(error), started=False) from error
+        return self.status()
+
     def status(self) -> AppStatus:
         """Return what runs, also while it starts."""
         return AppStatus(
@@ -416,15 +390,17 @@ class Supervisor:
             pid=os.getpid(),
             revision=self.app.revision,
             uptime_s=now() - self._started_at,
+            gateways=list(self._front.status()),
             services=[
                 ServiceStatus(
                     name=name,
                     version=pool.spec.version,
                     state=pool.targets().state,
+                    bounds=_bounds(pool.policy),
                     desired=pool.desired,
                     restarts=sum(pool.restarts.values()),
                     replicas=[
-                        ReplicaStatus(
+                        ProcessStatus(
                             id=m.id,
                             pid=m.process.pid,
                             state=m.state.value,
@@ -439,3 +415,12 @@ class Supervisor:
                 for name, pool in self._pools.items()
             ],
         )
+
+
+def _number(policy: int | Autoscale) -> int:
+    """Return how many replicas to start with."""
+    return policy.start if isinstance(policy, Autoscale) else policy
+
+
+def _bounds(policy: int | Autoscale) -> str:
+    return f"{policy.min}..{policy.max}" if isinstance(policy, Autoscale) else str(policy)

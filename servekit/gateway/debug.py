@@ -35,9 +35,11 @@ class RunningRequest(msgspec.Struct, frozen=True):
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     servekit: str
+    gateway: str
     at: float
     app: object
     connections: int
+    websockets: int
     tasks: int
     running: int
     oldest: list[RunningRequest]
@@ -49,6 +51,7 @@ class Debug:
     """Looks at one gateway and its app.
 
     Args:
+        name: Of this gateway, one of several perhaps.
         gateway: Knows the latest failures.
         connections: Returns the clients' connections of now.
         app: Returns the state of all services, as `servekit status` has it; None if it is not known.
@@ -57,11 +60,13 @@ class Debug:
 
     def __init__(
         self,
+        name: str,
         gateway: Gateway,
         connections: Callable[[], Iterable[object]],
         app: Callable[[], Awaitable[object]],
         settings: Mapping[str, str],
     ) -> None:
+        self._name = name
         self._gateway = gateway
         self._connections = connections
         self._app = app
@@ -70,16 +75,19 @@ class Debug:
     async def document(self) -> bytes:
         """Return it as JSON: long-running requests first, the latest errors first."""
         app = await self._app()
-        connections = [c for c in self._connections() if isinstance(c, HttpProtocol)]
+        connections = list(self._connections())
+        http = [c for c in connections if isinstance(c, HttpProtocol)]
         at = now()
-        running = [_described(c.running, at) for c in connections if c.running is not None]
+        running = [_described(c.running, at) for c in http if c.running is not None]
         running.sort(key=lambda request: -(request.age_s or 0.0))
         return msgspec.json.encode(
             _Document(
                 servekit=__version__,
+                gateway=self._name,
                 at=time.time(),
                 app=app,
                 connections=len(connections),
+                websockets=len(connections) - len(http),
                 tasks=len(asyncio.all_tasks()),
                 running=len(running),
                 oldest=running[:_MAX_RUNNING],

@@ -6,7 +6,7 @@ turns on one connection.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from servekit.core.call import Buffer
@@ -16,6 +16,8 @@ from servekit.wire.frames import LARGE
 
 _MAX_ROOM: Final = 8 << 20  # what a client may have reserved by a header alone
 _MIN_LEFT: Final = 32 * 1024
+_MAX_HELD: Final = 256 * 1024
+"""Bytes of a body that streams, after which its client has to wait until they are taken."""
 
 
 class Wire(Protocol):
@@ -31,6 +33,14 @@ class Wire(Protocol):
 
     async def drain(self) -> None:
         """Wait until the client reads again."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Let the client wait with the rest of its body."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Take more of the body."""
         ...
 
     def answered(self, *, keep_alive: bool) -> None:
@@ -60,6 +70,7 @@ class Exchange:
         started: When its turn came, on the monotonic clock; 0.0 before.
         request_id: Of the call that it became; "" before its head was found good.
         caller: Whose it is; "" where the gateway asks for no credential.
+        streams: The body goes on as it comes, so it is not collected.
         response_complete: The answer has been sent; uvicorn's name.
         disconnected: The client is gone; uvicorn's name.
         task: Ended when the client leaves.
@@ -69,6 +80,7 @@ class Exchange:
         "_body",
         "_chunked",
         "_expects",
+        "_held",
         "_http10",
         "_more",
         "_size",
@@ -85,6 +97,7 @@ class Exchange:
         "response_complete",
         "route",
         "started",
+        "streams",
         "task",
     )
 
@@ -110,10 +123,11 @@ class Exchange:
         self.keep_alive = keep_alive
         self._expects = expects
         self._body: list[Buffer] = []
-        self._size = 0
+        self._size = self._held = 0
         self._more = True
+        self.streams = False
         self._waiter: asyncio.Future[None] | None = None
-        self._chunked = False
+        self._chunked: bool | None = None
         self.started = 0.0
         self.request_id = self.caller = ""
         self.response_complete = False
@@ -133,7 +147,10 @@ class Exchange:
         """
         if self.route is None or self.response_complete or not self._more:
             return None
-        length = dict(self.headers).get(b"content-length", b"")
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        if self.route.streams(headers.get(b"content-type", b"").decode("latin-1")):
+            return None
         if not length.isdigit() or len(length) > 9:
             return None
         size, here = int(length), self._size
@@ -155,8 +172,16 @@ class Exchange:
             self._size += len(data)
             if self.route is None or self._size <= self.route.max_body:
                 self._body.append(data)
+                if self.streams:
+                    self._hold(len(data))
             else:
                 self._wake()
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        if self._held > _MAX_HELD:
+            self._wire.pause_reading()
+        self._wake()
 
     def end(self) -> None:
         """Take the end of the body."""
@@ -175,11 +200,14 @@ class Exchange:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def read(self, limit: int) -> Buffer | None:
-        """Return the whole body, or None once it is larger than `limit` bytes."""
+    def _go_ahead(self) -> None:
         if self._more and self._expects:
             self._expects = False
             self._wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def read(self, limit: int) -> Buffer | None:
+        """Return the whole body, or None once it is larger than `limit` bytes."""
+        self._go_ahead()
         while self._more and self._size <= limit:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -187,6 +215,26 @@ class Exchange:
             return None
         parts = self._body
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def pieces(self) -> AsyncIterator[Buffer | None]:
+        """Yield the body as it comes, and None once it is larger than the route takes."""
+        assert self.route is not None
+        self._go_ahead()
+        while True:
+            held, self._body = self._body, []
+            if self._held > _MAX_HELD:
+                self._wire.resume_reading()
+            self._held = 0
+            for piece in held:
+                yield piece
+            if self._size > self.route.max_body:
+                yield None
+                return
+            if not self._more and not self._body:
+                return
+            if not self._body:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
 
     # -- the answer --------------------------------------------------------------------------
 
@@ -214,6 +262,11 @@ class Exchange:
             self._wire.write(body)
         self._complete()
 
+    @property
+    def begun(self) -> bool:
+        """Return whether an answer of many pieces is on its way."""
+        return self._chunked is not None
+
     def begin(self, head: bytes) -> None:
         """Start an answer of many pieces; its status is 200."""
         if self.disconnected:
@@ -229,6 +282,11 @@ class Exchange:
         """Send a piece, not empty, once the client has read most of those before."""
         await self._wire.drain()
         if not self.disconnected:
+            self._wire.write(self._piece(data))
+
+    def interject(self, data: bytes) -> None:
+        """Send a piece now, between those of the answer."""
+        if not self.disconnected and not self.response_complete:
             self._wire.write(self._piece(data))
 
     def finish(self, data: bytes = b"") -> None:

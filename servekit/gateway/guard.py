@@ -103,6 +103,7 @@ class Guard:
                 api_keys.append(header[1])
             else:
                 rest.append(header)
+        key: Key | None
         try:
             if given := _only(api_keys, "x-api-key"):
                 caller, key = self._holder(given)

@@ -1,4 +1,4 @@
-"""An ASGI app behind a guard: everything that is no endpoint."""
+"""An ASGI app behind a guard: pages, mounted apps, WebSockets."""
 
 from typing import Final
 
@@ -6,12 +6,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servekit.core.call import now
 from servekit.errors import CallError
-from servekit.gateway.answer import error_document, error_headers
+from servekit.gateway.answer import asgi_error
 from servekit.gateway.guard import Guard
-from servekit.gateway.request import request_id_of
 
 _OPEN: Final = frozenset({"/livez", "/readyz", "/startupz"})
 """Probes: whoever sends them has no credential, and they tell nothing but health."""
+CALLER: Final = "servekit.caller"
+"""Where a scope has the caller's name."""
 
 
 class GuardedApp:
@@ -35,24 +36,10 @@ class GuardedApp:
             guest = self._guard.identify(scope["headers"])
             leave = self._guard.enter(guest, now())
         except CallError as error:
-            await _refuse(scope, send, error)
+            await asgi_error(error, scope, receive, send)
             return
         try:
-            await self._app({**scope, "headers": guest.headers}, receive, send)
+            known = {**scope, "headers": guest.headers, CALLER: guest.caller}
+            await self._app(known, receive, send)
         finally:
             leave()
-
-
-async def _refuse(scope: Scope, send: Send, error: CallError) -> None:
-    if scope["type"] != "http":
-        await send({"type": "websocket.close", "code": 1008})  # the server answers 403
-        return
-    request_id = request_id_of(scope["headers"])
-    body = error_document(error, request_id)
-    headers = [(n.encode(), v.encode("latin-1")) for n, v in error_headers(error, request_id)]
-    headers.append((b"content-length", b"%d" % len(body)))
-    if any(name == b"expect" for name, _ in scope["headers"]):
-        # A body that was not asked for may come, or may not (RFC 9110, 10.1.1).
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -23,10 +23,17 @@ from servekit.errors import (
     Unauthorized,
     is_shed,
 )
-from servekit.gateway.answer import send_error, send_stream, send_whole
+from servekit.gateway.answer import (
+    Framing,
+    choose_framing,
+    cut_off,
+    send_error,
+    send_stream,
+    send_whole,
+)
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.guard import Guard
-from servekit.gateway.request import read_body, read_call, request_id_of
+from servekit.gateway.request import read_call, read_input, request_id_of
 from servekit.gateway.routes import Methods, routes_of
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
@@ -64,20 +71,23 @@ class Gateway:
         guard: Lets requests in; None lets in all.
 
     Attributes:
+        routes: By path.
         failures: The latest, without those that the guard did not know: else strangers could push
             out all others.
+        leaving: Each answer is its connection's last, so that clients go elsewhere.
     """
 
     def __init__(self, handler: Handler, families: Families, guard: Guard | None = None) -> None:
-        self._handler = handler
-        self._families = families
+        self.handler = handler
+        self.families = families
         self.guard = guard
+        self.routes: dict[bytes, Methods] = {}
         self.failures: deque[Failure] = deque(maxlen=_MAX_FAILURES)
-        self._routes: dict[bytes, Methods] = {}
+        self.leaving = False
 
     def serve(self, app: AppSpec) -> None:
         """Answer for this app from now on; calls under way are not touched."""
-        self._routes = routes_of(app, self._families)
+        self.routes = routes_of(app, self.families)
 
     def find(self, url: bytes) -> tuple[Methods | None, bytes]:
         """Return the routes of a URL's path, if it has any, and the query.
@@ -85,13 +95,13 @@ class Gateway:
         Raises:
             HttpParserError: It is no URL.
         """
-        if (methods := self._routes.get(url)) is not None:
+        if (methods := self.routes.get(url)) is not None:
             return methods, b""
         parsed = httptools.parse_url(url)
         path: bytes = parsed.path or b"/"
         if b"%" in path:
             path = unquote_to_bytes(path)
-        return self._routes.get(path), parsed.query or b""
+        return self.routes.get(path), parsed.query or b""
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request."""
@@ -110,14 +120,16 @@ class Gateway:
             call = read_call(route, exchange.headers, started)
             call.caller = exchange.caller
             request_id = exchange.request_id = call.request_id
-            call.payload.segments = (await read_body(route, exchange),)
-            reply = await self._handler(call)
+            framing = choose_framing(call) if route.stream else Framing
+            exchange.streams = route.streams(call.payload.content_type)
+            await read_input(route, exchange, call)
+            reply = await self.handler(call)
             version = reply.version
             if reply.payload is not None:
                 send_whole(exchange, call, reply, reply.payload)
                 code = 200
             else:
-                code = await send_stream(exchange, call, reply)
+                code = await send_stream(exchange, call, reply, framing)
         except CallError as error:
             code, reason = error.status, error.reason
             request_id = request_id or request_id_of(exchange.headers)
@@ -125,8 +137,15 @@ class Gateway:
                 route.shed(reason)
             send_error(exchange, error, request_id)
         except asyncio.CancelledError:
-            # The connection is gone, and with it everybody who could see an answer.
-            code = Cancelled.status
+            cut = cut_off()
+            code, reason = cut.status, cut.reason
+            if exchange.disconnected:
+                code, reason = Cancelled.status, ""  # nobody is there to see an answer
+            elif exchange.begun:
+                exchange.abort()
+            else:
+                request_id = request_id or request_id_of(exchange.headers)
+                send_error(exchange, cut, request_id)
         except Exception:  # noqa: BLE001  (the last boundary before the client)
             request_id = request_id or request_id_of(exchange.headers)
             _log.exception("request failed", request_id=request_id, path=route.path)

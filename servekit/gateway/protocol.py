@@ -7,7 +7,10 @@ timer per connection instead of one per request.
 """
 
 import asyncio
+import socket
+import struct
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
@@ -27,7 +30,10 @@ _MAX_HEAD_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 10.0
 """A head must be whole after this time, and a body is looked at every so often."""
 _MIN_BYTES_PER_S: Final = 1024
-"""What a client must send of a body on average while it is looked at."""
+"""What a client must send of a body on average while it is looked at, and take of an answer."""
+_UNREAD_S: Final = 20.0
+"""A client whose answers wait is looked at every so often."""
+_RESET: Final = struct.pack("ii", 1, 0)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -55,7 +61,7 @@ class HttpProtocol(HttpToolsProtocol):
         # The request that is parsed: uvicorn's cycle, or an exchange.
         self.cycle: Any = None
         self._exchange: Exchange | None = None
-        self._in_head = self._in_body = self._upgrades = False
+        self._in_head = self._in_body = self._upgrades = self._is_websocket = False
         # Bytes since the last that belonged to a body or ended a head; in the packet at hand; in
         # the packet in which the head began.
         self._loose_bytes = self._packet = self._first_packet = 0
@@ -68,6 +74,10 @@ class HttpProtocol(HttpToolsProtocol):
         # Bytes received, then and now, while a request is not whole.
         self.received = self._received_then = 0
         self._guard: asyncio.TimerHandle | None = None
+        self.on_upgrade: Callable[[asyncio.Protocol], None] | None = None
+        # Bytes that waited for the client to read them, then.
+        self._unread_then = 0
+        self._unread_guard: asyncio.TimerHandle | None = None
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -88,6 +98,9 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
+            if self._is_websocket:
+                self._to_websocket(data[stop.args[0] :])
+                return
             # Nobody here speaks anything else, so the request goes on as what it is.
             self.parser = _parser(Continuation(self))
             self._upgrades = False
@@ -162,7 +175,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self.cycle = None
         super().connection_lost(exc)
-        for timer in (self.timeout_keep_alive_task, self._guard):
+        for timer in (self.timeout_keep_alive_task, self._guard, self._unread_guard):
             if timer is not None:
                 timer.cancel()
 
@@ -199,11 +212,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._trust_sender()
         parser, previous = self.parser, self.cycle
         self._upgrades = parser.should_upgrade()
+        if self._upgrades and self._running is None and self._wants_websocket():
+            self._is_websocket = True
+            return
         if methods is None:
             self._exchange = None
             self._to_app()
             return
         http10 = parser.get_http_version() == "1.0"
+        stays = not (http10 or self._gateway.leaving)
         self.cycle = self._exchange = exchange = Exchange(
             self,
             methods,
@@ -211,7 +228,7 @@ class HttpProtocol(HttpToolsProtocol):
             query,
             self.headers,
             http10=http10,
-            keep_alive=not http10 and parser.should_keep_alive(),
+            keep_alive=stays and parser.should_keep_alive(),
             expects=self.expect_100_continue,
         )
         if previous is None or previous.response_complete:
@@ -227,6 +244,32 @@ class HttpProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers += headers
         super().on_headers_complete()
+        if self._gateway.leaving:
+            self.leave()
+
+    def _wants_websocket(self) -> bool:
+        upgrade = dict(self.headers).get(b"upgrade", b"")
+        return upgrade.lower() == b"websocket" and self.parser.get_method() == b"GET"
+
+    def _to_websocket(self, rest: Buffer) -> None:
+        """Leave the connection to uvicorn's protocol for WebSockets, which gets the head again."""
+        from uvicorn.protocols.websockets.websockets_sansio_impl import (  # noqa: PLC0415  (50 ms)
+            WebSocketsSansIOProtocol,
+        )
+
+        self._trust_sender()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+        self.connections.discard(self)
+        successor = WebSocketsSansIOProtocol(
+            self.config, self.server_state, self.app_state, self.loop
+        )
+        assert self.on_upgrade is not None
+        self.on_upgrade(successor)
+        successor.connection_made(self.transport)
+        lines = [b"%b: %b\r\n" % header for header in self.headers]
+        head = b"".join((b"GET ", self.url, b" HTTP/1.1\r\n", *lines, b"\r\n"))
+        successor.data_received(head + bytes(rest))
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -268,9 +311,17 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._go_on()
 
+    def pause_writing(self) -> None:
+        """Take note that the client does not read."""
+        super().pause_writing()
+        self._watch_reader()
+
     def resume_writing(self) -> None:
         """Take note that the client reads again."""
         super().resume_writing()
+        if self._unread_guard is not None:
+            self._unread_guard.cancel()
+            self._unread_guard = None
         if self._held:
             self._held = False
             self._go_on()
@@ -331,6 +382,28 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._watch_sender()
 
+    def _watch_reader(self) -> None:
+        self._unread_then = self.transport.get_write_buffer_size()
+        self._unread_guard = self.loop.call_later(_UNREAD_S, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """Hang up on a client that takes for ever to read its answers: nobody else can."""
+        taken = self._unread_then - self.transport.get_write_buffer_size()
+        if taken < _MIN_BYTES_PER_S * _UNREAD_S:
+            # With a reset, or the kernel would keep what it could not send for minutes.
+            if (sock := self.transport.get_extra_info("socket")) is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Hang up behind the answer that is due now; those that come later do so by themselves."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
     @property
     def running(self) -> Exchange | str | None:
         """The request that is answered now: for an endpoint, or the path of any other."""
@@ -354,6 +427,14 @@ class HttpProtocol(HttpToolsProtocol):
         """Wait until the client reads again."""
         if self.flow.write_paused:
             await self.flow.drain()
+
+    def pause_reading(self) -> None:
+        """Let the client wait with the rest of its body."""
+        self.flow.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more of the body."""
+        self.flow.resume_reading()
 
     def answered(self, *, keep_alive: bool) -> None:
         """Go on with the next request, or hang up."""

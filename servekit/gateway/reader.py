@@ -23,7 +23,9 @@ class Reader(asyncio.BufferedProtocol):
     """
 
     def __init__(self, protocol: HttpProtocol) -> None:
-        self.protocol = protocol
+        self.protocol: HttpProtocol | asyncio.Protocol = protocol
+        self._http: HttpProtocol | None = protocol
+        protocol.on_upgrade = self._upgrade
         self._body: bytearray | None = None
         self._filled = 0
 
@@ -35,16 +37,23 @@ class Reader(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take note that bytes have come."""
-        if self._body is None:
-            self.protocol.data_received(_SHARED[:nbytes])
-            if nbytes >= _LARGE and (room := self.protocol.room()) is not None:
+        http = self._http
+        if http is None:
+            self.protocol.data_received(bytes(_SHARED[:nbytes]))
+        elif self._body is None:
+            http.data_received(_SHARED[:nbytes])
+            if nbytes >= _LARGE and self._http and (room := http.room()) is not None:
                 self._body, self._filled = room
-            return
-        self._filled += nbytes
-        self.protocol.received += nbytes
-        if self._filled == len(self._body):
-            body, self._body = self._body, None
-            self.protocol.body_received(body)
+        else:
+            self._filled += nbytes
+            http.received += nbytes
+            if self._filled == len(self._body):
+                body, self._body = self._body, None
+                http.body_received(body)
+
+    def _upgrade(self, successor: asyncio.Protocol) -> None:
+        """Leave the connection to another protocol."""
+        self.protocol, self._http = successor, None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection."""

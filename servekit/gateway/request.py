@@ -2,17 +2,21 @@
 
 import itertools
 import os
+from collections.abc import AsyncIterator
 from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from servekit.core.call import BINARY, JSON, Buffer, Call, Payload
+from servekit.core.call import BINARY, JSON, NDJSON, Buffer, Call, Payload
 from servekit.core.units import parse_seconds
-from servekit.errors import BadRequest, ConfigError, PayloadTooLarge
+from servekit.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedMedia
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.routes import Route
+from servekit.spec.app import EndpointSpec
+from servekit.spec.body import media_type
+from servekit.spec.form import document
 
 _pack = msgspec.msgpack.Encoder().encode
 _boot = os.urandom(5).hex()
@@ -56,8 +60,6 @@ def read_call(route: Route, headers: list[tuple[bytes, bytes]], started: float) 
         call.request_id = _new_id()
     if timeout_s is not None:
         call.deadline = started + timeout_s
-    if route.stream and not call.accept.startswith(BINARY):
-        call.accept = JSON  # of one chunk; the stream around it is this side's affair
     return call
 
 
@@ -98,54 +100,79 @@ def _timeout(value: bytes) -> float:
     return seconds
 
 
-async def read_body(route: Route, exchange: Exchange) -> Buffer:
-    """Return the whole body, or the query as a document for GET.
+async def read_input(route: Route, exchange: Exchange, call: Call) -> None:
+    """Give a call its body: whole, as it comes if it streams, or the query for GET.
 
     Raises:
         PayloadTooLarge: It grew over the route's limit.
+        UnsupportedMedia: It should stream, and is of a media type that has no chunks.
     """
-    if route.method == "GET":
-        return query_document(exchange.query, route.spec.input)
+    spec = route.spec
+    if exchange.streams:
+        call.idempotent = False
+        call.chunks = _pieces(route, exchange)
+        if spec.inbound is not None:
+            call.chunks = chunks_of(spec, call.payload.content_type, call.chunks)
+            call.payload = Payload(JSON, (query_document(exchange.query, spec.input),))
+        else:
+            call.payload.segments = (b"",)
+    elif route.method == "GET":
+        call.payload.segments = (query_document(exchange.query, spec.input),)
+    else:
+        call.payload.segments = (await _whole(route, exchange),)
+
+
+async def _whole(route: Route, exchange: Exchange) -> Buffer:
     body = await exchange.read(route.max_body)
     if body is None:
         raise _too_large(route)
     return body
 
 
-def query_document(query: bytes, schema: dict[str, Any]) -> bytes:
-    """Return a query string as the JSON document that a POST would carry.
+async def _pieces(route: Route, exchange: Exchange) -> AsyncIterator[Payload]:
+    async for piece in exchange.pieces():
+        if piece is None:
+            raise _too_large(route)
+        yield Payload(BINARY, (piece,))
 
-    Text becomes a number, boolean or null where the schema says so; what doesn't fit stays text,
-    for the replica to refuse with the field's path. A repeated name makes an array.
+
+def chunks_of(
+    spec: EndpointSpec, content_type: str, pieces: AsyncIterator[Payload]
+) -> AsyncIterator[Payload]:
+    """Return the chunks of a body that streams: its lines, or its pieces as they come.
+
+    Raises:
+        UnsupportedMedia: Its media type has no chunks.
     """
-    properties: dict[str, Any] = schema.get("properties", {})
-    definitions: dict[str, Any] = schema.get("$defs", {})
-    document: dict[str, Any] = {}
-    for name, text in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        declared = properties.get(name, {})
-        if declared.get("type") == "array":
-            items: list[Any] = document.setdefault(name, [])
-            items.append(_scalar(text, _kinds(declared.get("items", {}), definitions)))
-        else:
-            document[name] = _scalar(text, _kinds(declared, definitions))
-    return msgspec.json.encode(document)
+    inbound = spec.inbound
+    assert inbound is not None
+    kind = media_type(content_type)
+    if kind in NDJSON:
+        return lines(pieces)
+    if inbound.raw == "bytes" and kind == BINARY:
+        return pieces
+    takes = [NDJSON[0]] + [BINARY] * (inbound.raw == "bytes")
+    raise UnsupportedMedia(
+        f"{spec.name}: {inbound.name!r} streams, so the body is {' or '.join(takes)}, not "
+        f"{kind[:100]!r}; or open a WebSocket",
+        started=False,
+    )
 
 
-def _kinds(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows; enums are behind a reference."""
-    if "$ref" in schema:
-        schema = definitions.get(schema["$ref"].rpartition("/")[2], {})
-    kinds = {schema.get("type", "")}
-    return kinds.union(*(_kinds(part, definitions) for part in schema.get("anyOf", ())))
+async def lines(pieces: AsyncIterator[Payload]) -> AsyncIterator[Payload]:
+    """Cut newline-delimited JSON; empty lines are nothing."""
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + bytes(piece.segments[0])).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield Payload(JSON, (line,))
+    if rest.strip():
+        yield Payload(JSON, (rest,))
 
 
-def _scalar(text: str, kinds: set[str]) -> Any:
-    if "string" in kinds and text != "null":
-        return text
-    if kinds & {"integer", "number", "boolean", "null"}:
-        try:
-            value = msgspec.json.decode(text.encode())
-        except msgspec.DecodeError:
-            return text
-        return value if isinstance(value, int | float | bool | None) else text
-    return text
+def query_document(query: bytes, schema: dict[str, Any]) -> bytes:
+    """Return a query string as the JSON document that a POST would carry."""
+    fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    only: bytes = document(fields, schema)[0]
+    return only

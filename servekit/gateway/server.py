@@ -1,5 +1,6 @@
 """uvicorn's server on a socket of ours, with signals left to the process."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
@@ -14,6 +15,8 @@ from servekit.gateway.protocol import HttpProtocol
 from servekit.gateway.reader import Reader
 
 _KEEP_ALIVE_S = 75
+_CUT_S = 1.0
+"""What requests that ran for too long get to send their error."""
 
 
 class Server(uvicorn.Server):
@@ -44,9 +47,10 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(drain_s) or 1,
+            timeout_graceful_shutdown=cast("int", drain_s),  # it goes to `asyncio.wait_for`
         )
         super().__init__(config)
+        self._gateway = gateway
         self._listener = listener
 
     @contextlib.contextmanager
@@ -59,9 +63,22 @@ class Server(uvicorn.Server):
         return list(self.server_state.connections)
 
     async def run_until_drained(self) -> None:
-        """Serve; returns when `drain` was called and the running requests have ended."""
+        """Serve; returns when `drain` was called and the running requests have ended.
+
+        Those that still run after `drain_s` are answered with 503.
+        """
         await self.serve(sockets=[self._listener])
+        if cut := self.server_state.tasks:
+            await asyncio.wait(cut, timeout=_CUT_S)
+
+    def leave(self) -> None:
+        """Serve on, but let each answer be the last of its connection."""
+        self._gateway.leaving = True
+        for connection in self.server_state.connections:
+            if isinstance(connection, HttpProtocol):  # a WebSocket has no answers to come
+                connection.leave()
 
     def drain(self) -> None:
-        """Take no new connections; finish what runs."""
+        """Take no new connections, close idle ones, finish what runs."""
+        self.leave()
         self.should_exit = True

@@ -16,6 +16,10 @@ from servekit.errors import CallError, NotFound, suggest
 from servekit.gateway.request import request_id_of
 from servekit.protocols.openapi import document
 from servekit.spec.app import AppSpec
+from servekit.spec.definition import RESERVED
+
+PAGES = frozenset({*RESERVED, "/"})
+"""Paths that come before those of mounted apps."""
 
 Unready = Callable[[], dict[str, str]]
 """Returns what is not ready and why, by service; empty when all is."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 from servekit.spec.app import EndpointSpec
 
 Schema = dict[str, Any]
-Direction = Literal["Input", "Output"]
+Direction = Literal["Input", "Chunk", "Output"]
 
 REF: Final = "#/components/schemas/"
 _LOCAL: Final = "#/$defs/"
@@ -81,8 +81,9 @@ class Models:
         return _rewritten(schema, target)
 
 
-def _schemas(endpoint: EndpointSpec) -> tuple[tuple[Direction, Schema], tuple[Direction, Schema]]:
-    return ("Input", endpoint.input), ("Output", endpoint.output)
+def _schemas(endpoint: EndpointSpec) -> tuple[tuple[Direction, Schema], ...]:
+    chunk = {} if endpoint.inbound is None else endpoint.inbound.chunk
+    return ("Input", endpoint.input), ("Chunk", chunk), ("Output", endpoint.output)
 
 
 def _without_definitions(schema: Schema) -> Schema:

@@ -8,9 +8,9 @@ refused: an app that could be described can be documented.
 
 from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY
+from servekit.core.call import JSON
 from servekit.errors import (
     BadRequest,
     CallError,
@@ -22,6 +22,7 @@ from servekit.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from servekit.protocols.bodies import answer, request_body
 from servekit.protocols.models import REF, Models, Schema
 from servekit.spec.app import AppSpec, EndpointSpec, ServiceSpec
 
@@ -143,7 +144,7 @@ def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
         "summary": summary or _readable(endpoint.name) + " (batch)" * many,
         "description": description.strip(),
         "parameters": [*_query(operation, models), *_shared_parameters(endpoint)],
-        "requestBody": _request_body(operation, models),
+        "requestBody": request_body(operation.endpoint, models, many=operation.many),
         "responses": {
             "200": _success(operation, models),
             **{
@@ -161,6 +162,7 @@ def _facts(service: ServiceSpec, endpoint: EndpointSpec) -> dict[str, Any]:
     timeout_s = service.limits.timeout_s if endpoint.timeout_s is None else endpoint.timeout_s
     return {
         "service": service.name,
+        "version": service.version,
         "endpoint": endpoint.name,
         "kind": endpoint.kind,
         "idempotent": endpoint.idempotent,
@@ -197,7 +199,7 @@ def _readable(name: str) -> str:
 
 def _query(operation: _Operation, models: Models) -> Iterator[dict[str, Any]]:
     endpoint = operation.endpoint
-    if endpoint.method != "GET":
+    if endpoint.method != "GET" and endpoint.inbound is None:
         return
     schema = models.of(operation.endpoint, "Input")
     required = schema.get("required", [])
@@ -218,100 +220,16 @@ def _shared_parameters(endpoint: EndpointSpec) -> list[dict[str, str]]:
     ]
 
 
-def _request_body(operation: _Operation, models: Models) -> dict[str, Any] | None:
-    endpoint = operation.endpoint
-    if endpoint.method == "GET":
-        return None
-    schema = models.of(operation.endpoint, "Input")
-    # The object whose keys are the parameters is the only one that has no title of its own.
-    by_name = schema.get("additionalProperties") is False and "title" not in schema
-    if by_name and not schema.get("properties"):
-        return None
-    required = bool(not by_name or schema.get("required") or operation.many)
-    binary = endpoint.binary_input
-    if operation.many:
-        binary = "array" if binary == "array" else ""
-        schema = {"type": "array", "items": schema}
-    return {"required": required, "content": _content(schema, binary, stacked=operation.many)}
-
-
-def _content(
-    schema: Schema, binary: Literal["", "array", "bytes"], *, stacked: bool = False
-) -> dict[str, Any]:
-    """Return the media types of a value, the default one first."""
-    content: dict[str, Any] = {JSON: {"schema": schema}, MSGPACK: {"schema": schema}}
-    if binary == "bytes":
-        return {BINARY: {"schema": _raw(BINARY, "The bytes themselves.")}, **content}
-    if binary == "array":
-        array = "The items, stacked along a new first axis" if stacked else schema["description"]
-        plain = f"{array}: little-endian elements in C order, without a header."
-        content[BINARY] = {"schema": _raw(BINARY, plain)}
-        content[NPY] = {"schema": _raw(NPY, f"{array}: a NumPy .npy file.")}
-    return content
-
-
-def _raw(media_type: str, description: str) -> Schema:
-    return {"type": "string", "contentMediaType": media_type, "description": description}
-
-
 # ---- answers
 
 
 def _success(operation: _Operation, models: Models) -> dict[str, Any]:
-    endpoint = operation.endpoint
-    schema = models.of(operation.endpoint, "Output")
-    if operation.many:
-        item = {
-            "oneOf": [
-                {
-                    "title": "Result",
-                    "type": "object",
-                    "required": ["result"],
-                    "properties": {"result": schema},
-                },
-                {"$ref": f"{REF}Error"},
-            ]
-        }
-        description = "One result or error for each item, in their order."
-        content: dict[str, Any] = {JSON: {"schema": {"type": "array", "items": item}}}
-    elif endpoint.kind == "stream":
-        description = "A stream of chunks."
-        content = {EVENT_STREAM: _events(schema)}
-        if endpoint.binary_output:
-            content[BINARY] = {"schema": _raw(BINARY, "The chunks' bytes, one behind the other.")}
-    else:
-        description = "The answer."
-        content = _content(schema, endpoint.binary_output)
-        if endpoint.media_type:
-            text = _raw(endpoint.media_type, "The answer as it is.")
-            content.pop(BINARY, None)
-            content = {endpoint.media_type: {"schema": text}, **content}
     headers = {
         name: {"$ref": f"#/components/headers/{name}"}
         for name in ("x-request-id", "x-servekit-version", "x-servekit-replica")
     }
-    return {"description": description, "headers": headers, "content": content}
-
-
-def _events(chunk: Schema) -> dict[str, Any]:
-    """Return the media type of a stream.
-
-    OpenAPI 3.1 can't say what an event holds; `x-itemSchema` is the `itemSchema` of 3.2 (4.14.3.4).
-    """
-    data = {"type": "string", "contentMediaType": JSON, "contentSchema": chunk}
-    return {
-        "schema": {
-            "type": "string",
-            "contentMediaType": EVENT_STREAM,
-            "description": "Server-sent events: one chunk as JSON in each `data:`, then "
-            "`event: end`; or `event: error` with an Error.",
-        },
-        "x-itemSchema": {
-            "type": "object",
-            "required": ["data"],
-            "properties": {"data": data, "event": {"enum": ["end", "error"]}},
-        },
-    }
+    answered = answer(operation.endpoint, models, many=operation.many)
+    return {"description": "", "headers": headers} | answered
 
 
 def _error_responses() -> dict[str, Any]:
@@ -361,6 +279,10 @@ def _error_schemas() -> dict[str, Schema]:
                     "type": "number",
                     "minimum": 0,
                     "description": "Seconds after which a new attempt may succeed.",
+                },
+                "started": {
+                    "type": "boolean",
+                    "description": "Whether the call may have run; there with 429 and 503.",
                 },
                 "request_id": text
                 | {"description": "Names the call in the server's log. Absent in a batch's items."},

@@ -1,1 +1,1 @@
-"""What keeps services standing under load: state machines that do no I/O and read no clock."""
+"""Policies on the way of a call: limits, retries, breakers."""

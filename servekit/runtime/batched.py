@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from servekit.core.call import JSON, Call, Payload, Reply, now
+from servekit.core.call import EMPTY, JSON, Call, Payload, Reply, now
 from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import (
     CallError,
@@ -25,6 +25,7 @@ from servekit.observe.families import Families
 from servekit.runtime.batcher import Batcher, BatcherStatistics, Decision, Dispatch, Refuse
 from servekit.runtime.collate import cut, glue, join, split
 from servekit.runtime.endpoints import masked
+from servekit.runtime.form import drop
 from servekit.runtime.meter import Meter
 from servekit.runtime.queue import Entry
 from servekit.runtime.threads import Threads
@@ -106,7 +107,12 @@ class Batched:
         Raises:
             CallError: The input is wrong, there is no room, time is up, or user code raised.
         """
-        args, kwargs = self._input.decode(call.payload, internal=call.internal)
+        try:
+            args, kwargs = self._input.decode(call.payload, internal=call.internal)
+        except CallError:
+            drop(call)
+            raise
+        call.payload = EMPTY
         value, waited = await self._value((*args, *kwargs.values()), context)
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
         return Reply(payload, queue_s=waited)

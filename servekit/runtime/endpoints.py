@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from functools import partial
 from typing import Any, Self, TypeAlias
 
-from servekit.core.call import JSON, MSGPACK, Call, Payload, Reply, now
+from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
+from servekit.runtime.form import drop
+from servekit.runtime.inbox import inbox
 from servekit.runtime.meter import Meter
 from servekit.runtime.slots import Slots
 from servekit.runtime.threads import Threads
@@ -31,6 +33,7 @@ _log = get_logger("servekit.replica")
 def masked(error: BaseException, where: str, request_id: str) -> CallError:
     """Return what the caller may see of an exception of user code; the log gets all of it."""
     if isinstance(error, CallError):
+        error.started = True  # this call has, though one that it made may not
         return error
     _log.exception("user code raised", error=error, where=where, request_id=request_id)
     return ExecutionError(
@@ -62,6 +65,7 @@ class Endpoint:
         self._media_type = definition.media_type
         self._where = definition.where
         self._input, self._output = definition.schemas
+        self._inbound = self._input.inbound
         self._slots = slots
         self._threads = threads
         self._meter = meter
@@ -78,9 +82,17 @@ class Endpoint:
     def _decode(self, call: Call) -> Arguments:
         """Decode a call that there is room for."""
         slots = self._slots
-        if slots.running >= slots.limit:
-            slots.check((slots.queued + 1) * self._meter.pace.unit_s)
-        return self._input.decode(call.payload, internal=call.internal)
+        try:
+            if slots.running >= slots.limit:
+                slots.check((slots.queued + 1) * self._meter.pace.unit_s)
+            arguments = self._input.decode(call.payload, internal=call.internal)
+        except CallError:
+            drop(call)
+            raise
+        call.payload = EMPTY  # a context may outlive the call, but bodies and files must not
+        if self._inbound is not None:
+            arguments[1][self._inbound.name] = inbox(self._inbound, call, is_async=self._is_async)
+        return arguments
 
     def _enter(self) -> bool:
         """Take a slot, if one is free."""

@@ -11,6 +11,7 @@ from typing import Any
 from servekit.core.call import MSGPACK, Call, Handler, Payload, new_request_id, now
 from servekit.core.context import CURRENT
 from servekit.errors import Cancelled, InvalidInput, suggest
+from servekit.runtime.outbound import outbound
 from servekit.runtime.remote import RemoteCall, RemoteStream
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition
 
@@ -147,9 +148,14 @@ class RemoteMethod:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         endpoint, options = self._endpoint, self._options
+        chunks = None
+        reads = endpoint.schemas[0]
         try:
             accept = "" if self._internal else MSGPACK
-            payload = endpoint.schemas[0].encode(args, kwargs, accept=accept)
+            if reads.inbound is not None:
+                stream, kwargs = reads.split(args, kwargs)
+                chunks, args = outbound(stream, reads.inbound, accept), ()
+            payload = reads.encode(args, kwargs, accept=accept)
         except InvalidInput as error:
             raise TypeError(error.message) from error
         call = Call(
@@ -161,6 +167,7 @@ class RemoteMethod:
             affinity_key=options.affinity_key,
         )
         call.payload = payload
+        call.chunks = chunks
         call.retries = options.retries
         deadline = None if self._timeout_s is None else now() + self._timeout_s
         context = CURRENT.get()

@@ -12,17 +12,32 @@ from typing import Any, Literal, cast
 
 from servekit.core.call import EMPTY, Call, Load, Reply, now
 from servekit.core.context import CURRENT, RequestContext
-from servekit.errors import CallError, NotFound, SetupError, is_shed, suggest
+from servekit.errors import (
+    CallError,
+    NotFound,
+    SetupError,
+    UnsupportedMedia,
+    is_shed,
+    suggest,
+)
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Metrics, Snapshot
 from servekit.runtime.batched import Batched
 from servekit.runtime.endpoints import Runner, Stream, Unary
+from servekit.runtime.form import receive
 from servekit.runtime.meter import Meter, Pace
+from servekit.runtime.mount import Mounted
 from servekit.runtime.slots import Slots
 from servekit.runtime.threads import Threads
 from servekit.spec.app import ServiceSpec
-from servekit.spec.definition import EndpointDefinition, HookKind, ServiceDefinition
+from servekit.spec.definition import (
+    EndpointDefinition,
+    HookKind,
+    MountDefinition,
+    ServiceDefinition,
+)
+from servekit.spec.place import place
 
 State = Literal["loading", "warming", "ready", "draining", "stopped"]
 
@@ -65,6 +80,7 @@ class Replica:
         self._batched: list[Batched] = []
         self._meters: list[Meter] = []
         self._runners: dict[str, tuple[Runner, Meter]] = {}
+        self._mounts: dict[str, Mounted] = {}
         self._instance: Any = None
         self.id = replica_id
         self.service = spec.name
@@ -93,6 +109,8 @@ class Replica:
             await self._run_hooks("setup")
             for endpoint in self._definition.endpoints.values():
                 self._add(endpoint)
+            for mount in self._definition.mounts.values():
+                await self._mount(mount)
             self.state = "warming"
             await self._run_hooks("warmup")
         except Exception as error:
@@ -101,16 +119,29 @@ class Replica:
             ) from error
         self.state = "ready"
 
-    def _add(self, definition: EndpointDefinition) -> None:
+    def _meter(self, endpoint: str) -> Meter:
         spec = self._spec
         meter = Meter(
             self._families,
             self._pace,
             service=spec.name,
-            endpoint=definition.name,
+            endpoint=endpoint,
             version=spec.version,
         )
         self._meters.append(meter)
+        return meter
+
+    async def _mount(self, mount: MountDefinition) -> None:
+        app = mount.fn(self._instance)
+        meter = self._meter(mount.name)
+        mounted = Mounted(app, place(mount.fn), self._async_slots, meter)
+        await mounted.lifespan.start()
+        self._mounts[mount.name] = mounted
+        self._runners[mount.name] = (mounted, meter)
+
+    def _add(self, definition: EndpointDefinition) -> None:
+        spec = self._spec
+        meter = self._meter(definition.name)
         runner: Runner
         if definition.batch is not None:
             runner = batched = Batched(
@@ -146,6 +177,8 @@ class Replica:
     async def stop(self) -> None:
         """Run the tear-down hooks; an exception in one is logged."""
         self.state = "stopped"
+        for mounted in self._mounts.values():
+            await mounted.lifespan.stop()
         try:
             await self._run_hooks("teardown")
         except Exception:  # noqa: BLE001  (user code; the process ends anyway)
@@ -171,6 +204,8 @@ class Replica:
         runner, meter = found
         context = RequestContext(call)
         CURRENT.set(context)
+        if call.chunks is not None:
+            await self._receive(call)
         if not call.internal:
             return await runner(call, context)
         started = now()
@@ -189,6 +224,16 @@ class Replica:
         finally:
             meter.answered(code, now() - started)
         return reply
+
+    async def _receive(self, call: Call) -> None:
+        """Read what comes in pieces, unless the method itself does."""
+        if call.endpoint in self._mounts:
+            return
+        endpoint = self._definition.endpoints.get(call.endpoint)
+        if endpoint is None:
+            raise UnsupportedMedia(f"{call.endpoint} takes no form", started=False)
+        if endpoint.schemas[0].inbound is None:
+            await receive(call, endpoint.schemas[0])
 
     # -- figures -----------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ class Threads:
                 except BaseException as error:  # noqa: BLE001  (goes to the caller)
                     job.error = error
             self._finished.append(job)
+            del job  # or its arrays would stay while this thread waits for the next
             with self._lock:
                 notify, self._notified = not self._notified, True
             if notify:

@@ -12,8 +12,23 @@ import msgspec
 
 from servekit.errors import NotFound, suggest
 from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources
+from servekit.spec.raw import Form
 
 Kind = Literal["unary", "stream", "batched"]
+
+
+class InboundSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter whose value comes in chunks.
+
+    Attributes:
+        name: Of the parameter.
+        chunk: JSON schema of one chunk.
+        raw: In which form a chunk may also be raw; see `spec/raw.py`.
+    """
+
+    name: str
+    chunk: dict[str, Any]
+    raw: Form = ""
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,10 +39,11 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
         kind: `"unary"` answers once, `"stream"` many times, `"batched"` once, run in batches.
         path: Route below the service's prefix, starting with `/`.
         method: HTTP method.
-        input: JSON schema of the request body.
+        input: JSON schema of the request body; of the query, if the body streams.
+        inbound: What of the input streams, if any does.
         output: JSON schema of the answer, or of one chunk of it.
-        binary_input: The body may also be raw bytes or `.npy`: `"array"`, `"bytes"` or `""`.
-        binary_output: The same for the answer.
+        raw_input: In which form the body may also be raw; see `spec/raw.py`.
+        raw_output: The same for the answer.
         media_type: Media type of a `bytes` or `str` answer; "" means the default.
         doc: The method's docstring.
         is_async: Runs on the event loop.
@@ -44,9 +60,10 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     method: Literal["GET", "POST"] = "POST"
     input: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    inbound: InboundSpec | None = None
     output: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
-    binary_input: Literal["", "array", "bytes"] = ""
-    binary_output: Literal["", "array", "bytes"] = ""
+    raw_input: Form = ""
+    raw_output: Form = ""
     media_type: str = ""
     doc: str = ""
     is_async: bool = False
@@ -56,6 +73,13 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int | None = None
     batch: BatchPolicy | None = None
     tags: tuple[str, ...] = ()
+
+
+class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An ASGI app below a path of a service."""
+
+    name: str
+    path: str
 
 
 class DependencySpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +116,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     code: str = ""
     doc: str = ""
     endpoints: tuple[EndpointSpec, ...] = ()
+    mounts: tuple[MountSpec, ...] = ()
     dependencies: tuple[DependencySpec, ...] = ()
 
     def endpoint(self, name: str) -> EndpointSpec:

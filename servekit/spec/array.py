@@ -7,11 +7,12 @@ says what was wanted and what came. Nothing is ever reshaped or cast to fit.
 import sys
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn, Union, cast
+from typing import TYPE_CHECKING, Any, Union, cast
 
-from servekit.core.call import Buffer
+from servekit.core.call import NPY, Buffer
 from servekit.errors import SpecError, suggest
 from servekit.spec import segment, tensor
+from servekit.spec.raw import Form, refuse
 from servekit.spec.tensor import ITEM_BYTES, ArrayError, Library
 
 if TYPE_CHECKING:
@@ -158,6 +159,24 @@ class ArraySpec:
 
     # ---- in
 
+    @property
+    def form(self) -> Form:
+        """How it is a whole body: without a dtype it isn't."""
+        return "array" if self.dtype else ""
+
+    def read_raw(self, media_type: str, data: Buffer) -> Any:
+        """Return the array of a `.npy` file, or of its bare elements.
+
+        Raises:
+            ArrayError: It isn't welcome.
+        """
+        return self.own(tensor.read_npy(data)) if media_type == NPY else self.from_raw(data)
+
+    def write_raw(self, media_type: str, value: Any) -> Buffer:
+        """Return a `.npy` file, or the bare elements."""
+        array = tensor.as_numpy(value)
+        return tensor.write_npy(array) if media_type == NPY else tensor.to_buffer(array)
+
     def from_raw(self, data: Buffer) -> Any:
         """View headerless bytes as the array; one free dim is found from their number.
 
@@ -192,6 +211,9 @@ class ArraySpec:
 
     def _from_json(self, value: Any, segments: Any) -> Any:
         if isinstance(value, dict):
+            part: Any = segment.find(value, segments)
+            if hasattr(part, "content_type"):  # a part of a form
+                return self.read_raw(part.content_type, part.read())
             return self.own(segment.get_array(value, segments))
         array = tensor.from_lists(value, self.dtype)
         if 0 in array.shape and array.ndim < len(self.dims) and not self.leading:
@@ -208,7 +230,7 @@ class ArraySpec:
                 return self._from_json(value, info.context)
             self.check(value)
         except ArrayError as error:
-            _refuse(error)
+            refuse(error)
         return value
 
     # ---- out
@@ -246,6 +268,9 @@ class ArraySpec:
         if self.leading:
             return {"type": ["array", leaf], "description": str(self)}
         nested: dict[str, Any] = {"type": leaf}
+        if leaf == "integer":
+            low, high = tensor.int_range(self.dtype)
+            nested |= {"minimum": low, "maximum": high}
         for dim in reversed(self.dims):
             nested = {"type": "array", "items": nested}
             if isinstance(dim, int):
@@ -287,16 +312,3 @@ def spec_of(hint: Any) -> ArraySpec | None:
 
 def _abstract(np: Any) -> tuple[Any, ...]:
     return (np.generic, np.number, np.integer, np.floating, np.signedinteger, np.unsignedinteger)
-
-
-def _refuse(error: ArrayError) -> NoReturn:
-    """Raise the error as pydantic's own, so that it gets the path of its field."""
-    from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError  # noqa: PLC0415
-
-    # The message is a template to pydantic: its braces would be fields.
-    text = error.message.replace("{", "(").replace("}", ")")
-    problem = PydanticCustomError(cast("Any", error.kind), cast("Any", text))
-    if not error.path:
-        raise problem from None
-    details: InitErrorDetails = {"type": problem, "loc": error.path, "input": None}
-    raise ValidationError.from_exception_data("array", [details]) from None

@@ -9,21 +9,16 @@ Imports pydantic, so others import it late, when an endpoint is really declared.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import SchemaValidator, ValidationError, from_json, to_json
 
-from servekit.core.call import BINARY, EVENT_STREAM, JSON, MSGPACK, NPY, Buffer, Payload
+from servekit.core.call import EVENT_STREAM, JSON, MSGPACK, Buffer, Payload
 from servekit.errors import BadRequest, CallError, InvalidInput, SpecError, UnsupportedMedia
-from servekit.spec import body, fields, nulls, tensor
+from servekit.spec import body, fields, nulls
 from servekit.spec.adapter import FailFast, build, schema_kinds
-from servekit.spec.array import ArraySpec
-from servekit.spec.segment import BytesSpec
-
-Binary: TypeAlias = Literal["", "array", "bytes"]
-
-_RAW: dict[Binary, tuple[str, ...]] = {"": (), "array": (BINARY, NPY), "bytes": (BINARY,)}
+from servekit.spec.raw import ANY_TYPE, MAKES, RAW_FIRST, TAKES, Form, RawError, raw_of
 
 
 class Codec:
@@ -34,13 +29,13 @@ class Codec:
         where: `Service.method`, for messages.
         invalid: Raised for a value of the wrong type.
         unparsable: Raised for a body that can't be parsed.
-        raw: The whole value may also travel as raw bytes, if it is an array or bytes.
+        raw: The whole value may also travel raw, if its type has such a form.
         keys: Names of the object's keys, for suggestions.
         empty: What an empty body stands for.
         stream: A caller that accepts server-sent events gets JSON chunks.
 
     Attributes:
-        binary: As which kind of value raw bytes are read: `"array"`, `"bytes"`, or `""`.
+        form: In which form the value is a whole body; `""` is none but JSON and MessagePack.
 
     Raises:
         SpecError: pydantic can't build the type.
@@ -64,9 +59,13 @@ class Codec:
         self._unparsable = unparsable
         self._keys = keys
         self._empty = empty
-        self.binary: Binary = _binary(hint) if raw else ""
-        self._takes = (JSON, MSGPACK, *_RAW[self.binary])
-        self._offers = (BINARY, JSON, MSGPACK) if self.binary == "bytes" else self._takes
+        self._raw = raw_of(hint) if raw else None
+        self.form: Form = "" if self._raw is None else self._raw.form
+        self._takes = (JSON, MSGPACK, *TAKES[self.form])
+        raw_types = MAKES[self.form]
+        self._offers = (JSON, MSGPACK, *raw_types)
+        if self.form in RAW_FIRST:
+            self._offers = (*raw_types, JSON, MSGPACK)
         if stream:
             self._offers = (*self._offers, EVENT_STREAM)
 
@@ -125,10 +124,11 @@ class Codec:
         segments = payload.segments
         if payload.content_type != JSON:
             kind = body.media_type(payload.content_type)
-            if kind in (BINARY, NPY) and kind in self._takes:
+            if kind in TAKES[self.form] or (
+                # an image, a PDF: bytes all the same
+                self.form in ANY_TYPE and (kind not in self._takes or not payload.content_type)
+            ):
                 return self._read_raw(kind, segments[0])
-            if self.binary == "bytes" and (kind not in self._takes or not payload.content_type):
-                return self._read_raw(BINARY, segments[0])  # an image, a PDF: bytes all the same
             segments = self.segments(payload)
         document = segments[0]
         if isinstance(document, memoryview):
@@ -138,7 +138,7 @@ class Codec:
         else:
             # `in` would try the text as an int first, which costs more than the search.
             if document.find(b"NaN") >= 0 or document.find(b"Infinity") >= 0:
-                self._refuse_literals(document)
+                self._refuse_literals(document, payload.content_type)
             validator = self._finite or self._build_finite()
         try:
             if len(segments) > 1:
@@ -147,8 +147,8 @@ class Codec:
                 value = validator.validate_json(document or self._empty)
         except ValidationError as error:
             self._refuse(error)
-        if self._lenient and not internal and (path := body.overflow(document)) is not None:
-            self._fail("Input should be a finite number", path, "finite_number")
+        if self._lenient and not internal and body.may_overflow(document):
+            self._refuse_overflow(document, value)
         return value
 
     def segments(self, payload: Payload) -> Sequence[Buffer]:
@@ -170,12 +170,10 @@ class Codec:
         )
 
     def _read_raw(self, kind: str, data: Buffer) -> Any:
-        if self.binary == "bytes":
-            return data if type(data) is bytes else bytes(data)
-        spec = cast("ArraySpec", self._hint)
+        assert self._raw is not None
         try:
-            return spec.own(tensor.read_npy(data)) if kind == NPY else spec.from_raw(data)
-        except tensor.ArrayError as error:
+            return self._raw.read_raw(kind, data)
+        except RawError as error:
             self._fail(error.message, "", error.kind)
 
     def _build_finite(self) -> SchemaValidator:
@@ -203,8 +201,8 @@ class Codec:
                 segments: list[Buffer] = [b""]
                 segments[0] = self._document(value, segments)
                 return Payload(JSON, segments)
-            if kind in (BINARY, NPY):
-                return Payload(kind, (self._write_raw(kind, value),))
+            if self._raw is not None and kind in MAKES[self.form]:
+                return Payload(kind, (self._raw.write_raw(kind, value),))
             if kind == MSGPACK:
                 segments = [b""]
                 tree = self._tree(value, segments)
@@ -256,20 +254,27 @@ class Codec:
             round_trip=round_trip,
         )
 
-    def _write_raw(self, kind: str, value: Any) -> Buffer:
-        if self.binary == "bytes":
-            return cast("bytes", value)
-        array = tensor.as_numpy(value)
-        return tensor.write_npy(array) if kind == NPY else tensor.to_buffer(array)
-
     # ---- errors
 
-    def _refuse_literals(self, document: bytes | bytearray) -> None:
+    def _refuse_literals(self, document: bytes | bytearray, content_type: str) -> None:
+        if content_type != JSON:  # it was MessagePack, which has them
+            self._refuse_infinite(body.nonfinite(from_json(document)))
+            return
         try:
             from_json(document, allow_inf_nan=False)
         except ValueError as error:
             message = f"{self._where}: invalid JSON, which has no NaN or Infinity: {error}"
             raise self._unparsable(message, started=False) from None
+
+    def _refuse_overflow(self, document: bytes | bytearray, value: Any) -> None:
+        """Refuse `1e400`, and an int of 400 digits where it has become a float."""
+        self._refuse_infinite(body.nonfinite(from_json(document)))
+        tree = self._serializer.to_python(value, by_alias=True, warnings="none")
+        self._refuse_infinite(body.nonfinite(tree))
+
+    def _refuse_infinite(self, path: str | None) -> None:
+        if path is not None:
+            self._fail("Input should be a finite number", path, "finite_number")
 
     def _refuse_nonfinite(self, document: bytes) -> None:
         if (path := body.nonfinite(from_json(document))) is not None:
@@ -292,9 +297,3 @@ class Codec:
             fields=wrong,
             started=self._invalid is not InvalidInput,
         ) from None
-
-
-def _binary(hint: Any) -> Binary:
-    if isinstance(hint, ArraySpec):
-        return "array" if hint.dtype else ""
-    return "bytes" if any(isinstance(m, BytesSpec) for m in get_args(hint)) else ""

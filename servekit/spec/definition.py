@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 HookKind: TypeAlias = Literal["on_build", "setup", "warmup", "ready", "live", "teardown"]
 
 RESERVED = frozenset(
-    {"/docs", "/livez", "/metrics", "/openapi.json", "/playground", "/readyz", "/startupz"}
+    {
+        "/debug",
+        "/debug.json",
+        "/docs",
+        "/livez",
+        "/metrics",
+        "/openapi.json",
+        "/playground",
+        "/readyz",
+        "/startupz",
+    }
 )
 """Routes that every app has."""
 
@@ -105,6 +115,15 @@ class EndpointDefinition:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MountDefinition:
+    """An ASGI app that `fn` returns, below `path`."""
+
+    name: str
+    fn: Callable[[Any], Any]
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DependencyDefinition:
     """One edge of the graph: `attribute` of the owner is a handle to `target`."""
 
@@ -122,6 +141,7 @@ class ServiceDefinition:
         prefix: Route prefix; None has routes only as the root of an app, where it means `""`.
         args: Keyword arguments of the constructor.
         endpoints: By name, base classes first.
+        mounts: By name, base classes first.
         dependencies: By attribute, base classes first.
         hooks: Functions that take the instance, by kind, in the order in which they run.
     """
@@ -136,6 +156,7 @@ class ServiceDefinition:
     args: Mapping[str, Any]
     version: str
     endpoints: Mapping[str, EndpointDefinition]
+    mounts: Mapping[str, MountDefinition]
     dependencies: Mapping[str, DependencyDefinition]
     hooks: Mapping[HookKind, tuple[Callable[..., Any], ...]]
 
@@ -173,6 +194,12 @@ class ServiceDefinition:
             SpecError: Two endpoints share a path, or one is servekit's own.
         """
         routes: dict[str, EndpointDefinition] = {}
+        for mount in self.mounts.values():
+            if mount.path in RESERVED and not self.prefix:
+                raise SpecError(
+                    f"{place(mount.fn)}: {mount.path!r} is a page of servekit itself; "
+                    "mount the app elsewhere"
+                )
         for endpoint in self.endpoints.values():
             for route in ((self.prefix or "") + path for path in endpoint.routes):
                 if route in RESERVED:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from servekit.errors import SpecError, suggest
-from servekit.spec.app import AppSpec, DependencySpec, EndpointSpec, ServiceSpec
+from servekit.spec.app import (
+    AppSpec,
+    DependencySpec,
+    EndpointSpec,
+    InboundSpec,
+    MountSpec,
+    ServiceSpec,
+)
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
 from servekit.spec.graph import ServiceRef, topology
 from servekit.spec.target import target_of
@@ -68,6 +75,9 @@ def _service(service: ServiceDefinition) -> ServiceSpec:
         code=_code(service.cls),
         doc=inspect.cleandoc(service.cls.__doc__ or ""),
         endpoints=tuple(_endpoint(endpoint) for endpoint in service.endpoints.values()),
+        mounts=tuple(
+            MountSpec(name=mount.name, path=mount.path) for mount in service.mounts.values()
+        ),
         dependencies=tuple(
             DependencySpec(
                 attribute=edge.attribute,
@@ -89,17 +99,27 @@ def _endpoint(endpoint: EndpointDefinition) -> EndpointSpec:
             f"{endpoint.where}: media_type={endpoint.media_type!r} is for one answer of type str or "
             "bytes; remove it"
         )
-    if endpoint.method == "GET":
+    if endpoint.method == "GET" or into.inbound is not None:
         _check_query(endpoint, into.json_schema)
+    if endpoint.method == "GET" and into.inbound is not None:
+        raise SpecError(
+            f"{endpoint.where}: {into.inbound.name!r} streams, and a GET request has no body; use "
+            "method='POST'"
+        )
     return EndpointSpec(
         name=endpoint.name,
         kind=endpoint.kind,
         path=endpoint.path,
         method=endpoint.method,
         input=into.json_schema,
+        inbound=None
+        if into.inbound is None
+        else InboundSpec(
+            name=into.inbound.name, chunk=into.inbound.json_schema, raw=into.inbound.form
+        ),
         output=out.json_schema,
-        binary_input=into.binary,
-        binary_output=out.binary,
+        raw_input=into.form,
+        raw_output=out.form,
         media_type=endpoint.media_type,
         doc=inspect.cleandoc(endpoint.fn.__doc__ or ""),
         is_async=endpoint.is_async,
@@ -128,6 +148,9 @@ def _check_args(service: ServiceDefinition) -> None:
 
 def _check_query(endpoint: EndpointDefinition, schema: dict[str, Any]) -> None:
     definitions = schema.get("$defs", {})
+    what, fix = "a GET endpoint", "use method='POST'"
+    if endpoint.schemas[0].inbound is not None:
+        what, fix = "an endpoint whose input streams", "send it in a chunk"
     if schema.get("type") != "object":
         raise SpecError(
             f"{endpoint.where}: a GET endpoint takes named parameters from the query, "
@@ -136,8 +159,8 @@ def _check_query(endpoint: EndpointDefinition, schema: dict[str, Any]) -> None:
     for name, parameter in schema.get("properties", {}).items():
         if not _is_scalar(parameter, definitions):
             raise SpecError(
-                f"{endpoint.where}: parameter {name!r} of a GET endpoint must be a scalar, "
-                "as it comes from the query; use method='POST'"
+                f"{endpoint.where}: parameter {name!r} of {what} must be a scalar, "
+                f"as it comes from the query; {fix}"
             )
 
 

@@ -227,6 +227,7 @@ def topology(root: ServiceDefinition) -> tuple[ServiceDefinition, ...]:
 
 def _check_routes(services: tuple[ServiceDefinition, ...]) -> None:
     taken: dict[str, ServiceDefinition] = {}
+    mounted: dict[str, ServiceDefinition] = {}
     for service in services:
         if service.prefix is None:
             continue
@@ -236,6 +237,14 @@ def _check_routes(services: tuple[ServiceDefinition, ...]) -> None:
                 raise SpecError(
                     f"{service.name}.{endpoint.name} and {other.name}.{other.routes[route].name} "
                     f"have the same route {route!r}; give one service another prefix="
+                )
+        for mount in service.mounts.values():
+            path = (service.prefix or "") + mount.path
+            other = mounted.setdefault(path, service)
+            if other is not service:
+                raise SpecError(
+                    f"{service.name}.{mount.name} and {other.name} mount apps at the same path "
+                    f"{path!r}; give one service another prefix="
                 )
 
 

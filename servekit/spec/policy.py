@@ -19,6 +19,8 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, tag="autoscale"):
             batcher's capacity, or the concurrency limit.
         up_delay_s: Seconds that the load must stay high before replicas are added.
         down_delay_s: Seconds that the load must stay low before replicas are removed.
+        idle_s: Seconds without any call before the last replica goes, where `min` is 0; None means
+            `down_delay_s`.
         initial: Replicas at the start; None means `min`, at least 1.
     """
 
@@ -27,6 +29,7 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, tag="autoscale"):
     target_ongoing: float | None = None
     up_delay_s: float = 0.0
     down_delay_s: float = 60.0
+    idle_s: float | None = None
     initial: int | None = None
 
     def __post_init__(self) -> None:
@@ -38,6 +41,8 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, tag="autoscale"):
             raise SpecError(f"Autoscale(target_ongoing={self.target_ongoing}): must be above 0")
         if self.up_delay_s < 0 or self.down_delay_s < 0:
             raise SpecError("Autoscale: up_delay_s and down_delay_s are seconds, 0 or more")
+        if self.idle_s is not None and self.idle_s < 0:
+            raise SpecError(f"Autoscale(idle_s={self.idle_s}): seconds, 0 or more, or None")
         if self.initial is not None and not self.min <= self.initial <= self.max:
             raise SpecError(
                 f"Autoscale(initial={self.initial}): must lie in [{self.min}, {self.max}]"

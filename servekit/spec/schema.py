@@ -15,9 +15,9 @@ from servekit.spec.segment import KEY
 from servekit.spec.signature import BatchShape, Param, Signature, read_signature
 
 if TYPE_CHECKING:
-    from servekit.spec.codec import Binary
+    from servekit.spec.raw import Form
 
-__all__ = ["BatchShape", "InputSchema", "OutputSchema", "endpoint_schemas"]
+__all__ = ["BatchShape", "InboundSchema", "InputSchema", "OutputSchema", "endpoint_schemas"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _STAND_IN = f'{{"{KEY}":'.encode()
@@ -27,9 +27,9 @@ class InputSchema:
     """The arguments of one endpoint.
 
     Attributes:
-        json_schema: JSON Schema of the request body.
-        binary: The body may also be raw bytes (`"bytes"`), or an array's bytes or `.npy`
-            (`"array"`).
+        json_schema: JSON Schema of the request body, or of what goes beside it if it streams.
+        inbound: The parameter that streams, if there is one.
+        form: In which form the body may also be raw; see `spec/raw.py`.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -39,7 +39,10 @@ class InputSchema:
         self._params = params = signature.params
         self._body = signature.body
         self._names = tuple(p.name for p in params)
-        self._positional = tuple(p.name for p in params if not p.keyword_only)
+        self._positional = signature.positional
+        self.inbound: InboundSchema | None = None
+        if signature.inbound is not None:
+            self.inbound = InboundSchema(signature.inbound, where)
         hint = params[0].hint if self._body else _keyword_hint(params)
         self._hint = hint
         try:
@@ -56,7 +59,7 @@ class InputSchema:
             raise
         self._many: Codec | None = None
         self._stacked: Codec | None = None
-        self.binary: Binary = self._codec.binary
+        self.form: Form = self._codec.form
         self.json_schema = self._codec.json_schema("validation")
         if not self._body:
             self._describe_parameters()
@@ -182,8 +185,56 @@ class InputSchema:
                 self._misfit(f"got two values for {name!r}")
         return {**bound, **kwargs}
 
+    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return what the parameter that streams was given, and all others by name.
+
+        Raises:
+            InvalidInput: The arguments don't fit the signature.
+        """
+        assert self.inbound is not None
+        bound = self._bind(args, kwargs)
+        if self.inbound.name not in bound:
+            self._misfit(f"needs {self.inbound.name!r}")
+        return bound.pop(self.inbound.name), bound
+
     def _misfit(self, problem: str) -> NoReturn:
         raise InvalidInput(f"{self._where}() {problem}", reason="arguments", started=False)
+
+
+class InboundSchema:
+    """The parameter of an endpoint whose value comes in chunks.
+
+    Attributes:
+        name: Of the parameter.
+        json_schema: JSON Schema of one chunk.
+        form: In which form a chunk may also be raw.
+    """
+
+    def __init__(self, param: Param, where: str) -> None:
+        from servekit.spec.codec import Codec  # noqa: PLC0415  (pydantic comes with it)
+
+        self.name = param.name
+        self._codec = Codec(
+            param.hint, where=f"{where}({param.name})", invalid=InvalidInput, raw=True
+        )
+        self.form: Form = self._codec.form
+        self.json_schema = self._codec.json_schema("validation")
+
+    def decode(self, chunk: Payload, *, internal: bool = False) -> Any:
+        """Return one chunk's value.
+
+        Raises:
+            CallError: It can't be parsed, or has the wrong type.
+        """
+        return self._codec.read(chunk, internal=internal)
+
+    def encode(self, value: Any, *, accept: str = "") -> Payload:
+        """Return the chunk that carries a value; `accept` as in `InputSchema.encode`.
+
+        Raises:
+            InvalidInput: It has the wrong type.
+        """
+        return self._codec.write(value, accept=accept or JSON, internal=not accept)
 
 
 class OutputSchema:
@@ -191,7 +242,7 @@ class OutputSchema:
 
     Attributes:
         json_schema: JSON Schema of the answer.
-        binary: The answer may also be raw bytes, or an array's bytes or `.npy`.
+        form: In which form the answer may also be raw.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -205,7 +256,7 @@ class OutputSchema:
             raw=True,
             stream=signature.stream,
         )
-        self.binary: Binary = self._codec.binary
+        self.form: Form = self._codec.form
         self.json_schema = self._codec.json_schema("serialization")
 
     def encode(self, value: Any, *, accept: str = JSON, internal: bool = False) -> Payload:

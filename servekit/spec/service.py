@@ -2,14 +2,22 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, get_args, overload
 
 from servekit.core.units import parse_bytes
 from servekit.errors import SpecError
-from servekit.spec.definition import ATTRIBUTE, EndpointDefinition, HookKind, ServiceDefinition
+from servekit.spec.definition import (
+    ATTRIBUTE,
+    EndpointDefinition,
+    HookKind,
+    MountDefinition,
+    ServiceDefinition,
+)
 from servekit.spec.descriptor import EndpointDescriptor
 from servekit.spec.graph import Dependency
 from servekit.spec.lifecycle import hook_of
+from servekit.spec.mount import mount_of
 from servekit.spec.place import at, place
 from servekit.spec.policy import Autoscale, Limits, Resources
 
@@ -88,6 +96,7 @@ def service(
             args={},
             version=version,
             endpoints=_endpoints(cls, members),
+            mounts=_mounts(members),
             dependencies={
                 attribute: value.named(attribute)
                 for attribute, value in members.items()
@@ -128,7 +137,11 @@ def _wrapped(value: object) -> object:
 
 
 def _is_declared(value: object) -> bool:
-    return isinstance(value, EndpointDescriptor) or hook_of(value) is not None
+    return (
+        isinstance(value, EndpointDescriptor)
+        or hook_of(value) is not None
+        or mount_of(value) is not None
+    )
 
 
 def _endpoints(cls: type, members: Mapping[str, object]) -> dict[str, EndpointDefinition]:
@@ -142,6 +155,19 @@ def _endpoints(cls: type, members: Mapping[str, object]) -> dict[str, EndpointDe
                 )
             endpoints[attribute] = value.named(attribute)
     return endpoints
+
+
+def _mounts(members: Mapping[str, object]) -> dict[str, MountDefinition]:
+    found = {name: mount for name, value in members.items() if (mount := mount_of(value))}
+    mounts = {name: replace(mount, name=name) for name, mount in found.items()}
+    for name, mount in mounts.items():
+        for other in mounts.values():
+            if other.path == mount.path and other is not mount:
+                raise SpecError(
+                    f"{place(mount.fn)} and {place(other.fn)} are mounted at the same path "
+                    f"{mount.path!r}; give {name} another one"
+                )
+    return mounts
 
 
 def _hooks(members: Mapping[str, object]) -> dict[HookKind, tuple[Callable[..., Any], ...]]:

@@ -32,13 +32,18 @@ from typing import (
 
 from servekit.errors import SpecError
 from servekit.spec.array import ArraySpec, spec_of
+from servekit.spec.file import File, FileMedia
+from servekit.spec.image import ImageMedia, image_hint
 from servekit.spec.item import Item, ItemError
-from servekit.spec.segment import BytesSpec
+from servekit.spec.media import BytesMedia
+from servekit.spec.table import table_media
 
 BatchShape: TypeAlias = Literal["list", "axis"]
 """How a batched method takes its batch: a list of items, or arrays joined along an axis."""
 
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator, Iterator, Generator, Iterable)
+_INBOUND: dict[Any, bool] = {AsyncIterator: True, AsyncIterable: True, Iterator: False}
+"""Hints of a parameter that streams, and whether it is for async methods."""
 _BATCHES = (list, Sequence)
 _UNIONS: tuple[Any, ...] = (Union, types.UnionType)
 _REQUIRED = inspect.Parameter.empty
@@ -65,7 +70,9 @@ class Signature:
 
     Attributes:
         where: `Service.method`.
-        params: In order, without `self`.
+        params: In order, without `self` and the one that streams.
+        inbound: The parameter that streams, if there is one; its hint is that of a chunk.
+        positional: Names of all parameters that may be given by position.
         body: The only parameter is the body itself, not a key in it.
         result: Type of the answer, or of one chunk of it.
         stream: The answer comes in chunks.
@@ -73,6 +80,8 @@ class Signature:
 
     where: str
     params: tuple[Param, ...]
+    inbound: Param | None
+    positional: tuple[str, ...]
     body: bool
     result: Any
     stream: bool
@@ -89,8 +98,13 @@ def read_signature(
     hints = _resolve(fn, where)
     declared = list(inspect.signature(fn).parameters.values())[1:]
     params = tuple(_param(p, hints, where) for p in declared)
+    positional = tuple(p.name for p in params if not p.keyword_only)
+    inbound = _inbound(fn, params, where)
+    if inbound is not None:
+        params = tuple(p for p in params if p.name != inbound.name)
+        declared = [p for p in declared if p.name != inbound.name]
     only = [p for p in declared if p.kind is p.POSITIONAL_ONLY]
-    if only and len(declared) > 1:
+    if only and (len(declared) > 1 or inbound is not None):
         raise SpecError(
             f"{where}({only[0].name}): a positional-only parameter is the request body itself, so "
             "it must be the only one; remove the '/' from the signature"
@@ -102,11 +116,15 @@ def read_signature(
     result, stream = _result(fn, hints["return"], where)
     body = bool(only)
     if batched is not None:
+        if inbound is not None:
+            raise SpecError(f"{where}({inbound.name}): a batched method's input can't stream")
         params, result = _one_of(batched, params, result, stream=stream, where=where)
         body = len(params) == 1
     return Signature(
         where,
         tuple(replace(p, hint=_marked(p.hint, f"{where}({p.name})")) for p in params),
+        inbound and replace(inbound, hint=_marked(inbound.hint, f"{where}({inbound.name})")),
+        positional,
         body,
         _marked(result, f"{where} -> return"),
         stream,
@@ -139,6 +157,28 @@ def _param(parameter: inspect.Parameter, hints: dict[str, Any], where: str) -> P
         )
     keyword_only = parameter.kind is parameter.KEYWORD_ONLY
     return Param(name, hints[name], parameter.default, keyword_only)
+
+
+def _inbound(fn: Callable[..., Any], params: tuple[Param, ...], where: str) -> Param | None:
+    """Return the parameter that streams, with the hint of one chunk."""
+    found = [p for p in params if (get_origin(p.hint) or p.hint) in _INBOUND]
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(p.name for p in found)
+        raise SpecError(f"{where}: {names} both stream; one request has one body, so only one can")
+    (param,) = found
+    place = f"{where}({param.name})"
+    if not get_args(param.hint):
+        raise SpecError(f"{place}: write what the stream holds, like AsyncIterator[bytes]")
+    if not param.required:
+        raise SpecError(f"{place}: a parameter that streams can't have a default")
+    is_async = inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
+    if is_async is not _INBOUND[get_origin(param.hint)]:
+        wanted = "AsyncIterator" if is_async else "Iterator"
+        kind = "an async" if is_async else "a sync"
+        raise SpecError(f"{place}: {kind} method's input streams as {wanted}[X]")
+    return replace(param, hint=get_args(param.hint)[0])
 
 
 def _result(fn: Callable[..., Any], hint: Any, where: str) -> tuple[Any, bool]:
@@ -213,7 +253,13 @@ def _marked(hint: Any, place: str) -> Any:
 
 def _mark(hint: Any) -> Any:
     if hint is bytes:
-        return Annotated[bytes, BytesSpec()]
+        return Annotated[bytes, BytesMedia()]
+    if hint is File:
+        return Annotated[File, FileMedia()]
+    if hint is not None and hint is image_hint():
+        return Annotated[hint, ImageMedia()]
+    if (media := table_media(hint)) is not None:
+        return Annotated[hint, media]
     if (spec := spec_of(hint)) is not None:
         return spec
     origin: Any = get_origin(hint)

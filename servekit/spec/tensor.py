@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from servekit.core.call import Buffer
+from servekit.spec.raw import RawError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,20 +32,17 @@ MAX_RANK = 32
 _NPY_HEADER_BYTES = 10_000
 
 
-class ArrayError(ValueError):
+class ArrayError(RawError):
     """A value isn't the array that was declared.
 
-    Args:
-        kind: Machine-readable: `"array_shape"`, `"array_dtype"`, `"array_bytes"`, `"array_type"`.
-        message: Wanted and got.
-        path: Where inside the nested lists, from the outside in.
+    Its kind is `"array_shape"`, `"array_dtype"`, `"array_bytes"` or `"array_type"`.
     """
 
-    def __init__(self, kind: str, message: str, path: Sequence[int] = ()) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.path = tuple(path)
+
+def int_range(dtype: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of an int dtype."""
+    bits = 8 * ITEM_BYTES[dtype]
+    return (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def layout(value: object, library: Library) -> tuple[str, tuple[int, ...]] | None:
@@ -169,10 +167,7 @@ def _elements(dtype: str, rank: int) -> Any:
     if dtype == "bool":
         schema = core_schema.bool_schema(strict=True)
     elif "int" in dtype:
-        bits = 8 * ITEM_BYTES[dtype]
-        low, high = (
-            (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        )
+        low, high = int_range(dtype)
         schema = core_schema.int_schema(strict=True, ge=low, le=high)
     else:
         schema = core_schema.float_schema(strict=True, allow_inf_nan=False)
@@ -220,6 +215,8 @@ def read_npy(data: Buffer) -> "AnyArray":
         shape, fortran, dtype = read(file, max_header_size=_NPY_HEADER_BYTES)
     except Exception as error:  # noqa: BLE001  (numpy evaluates the header: anything may come)
         raise ArrayError("array_bytes", f"not a .npy file: {_short(error)}") from None
+    if any(type(size) is not int for size in shape):  # numpy takes (True, 2)
+        raise ArrayError("array_shape", f"a shape is a tuple of ints, got {_short(shape)}")
     if dtype.name not in ITEM_BYTES:
         raise ArrayError("array_dtype", f"a .npy file of dtype {dtype.name[:20]!r} can't be read")
     body = view[file.tell() :]

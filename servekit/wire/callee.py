@@ -10,8 +10,9 @@ from servekit.core.call import Buffer, Call, Handler, Load, Payload, Reply, now
 from servekit.errors import CallError, Cancelled, ExecutionError, Unavailable, WireError
 from servekit.observe.log import get_logger
 from servekit.wire.caller import Send
-from servekit.wire.frames import CallHeader, ErrorHeader, Kind, ReplyHeader, encode
-from servekit.wire.streams import OutgoingStream
+from servekit.wire.frames import CallHeader, Encode, Kind, ReplyHeader, encode
+from servekit.wire.payloads import encode_chunks, encode_error, read_error
+from servekit.wire.streams import IncomingStream, OutgoingStream
 
 _log = get_logger("servekit.wire")
 _pack = msgspec.msgpack.Encoder().encode
@@ -29,6 +30,9 @@ class Callee:
         handler: Answers the calls.
         own_load: Gives the figures that ride on each reply.
         blocked: Returns what to wait for while the peer does not read, else None.
+
+    Attributes:
+        encode: Makes the frames that carry payloads.
     """
 
     def __init__(
@@ -41,11 +45,13 @@ class Callee:
     ) -> None:
         self._loop = loop
         self._send = send
+        self.encode: Encode = encode
         self._handler = handler
         self._own_load = own_load
         self._blocked = blocked
         self._running: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, OutgoingStream] = {}
+        self._inputs: dict[int, IncomingStream] = {}
         self._idle: asyncio.Future[None] | None = None
         self._leaving = False
 
@@ -74,13 +80,55 @@ class Callee:
         Raises:
             WireError: Its id is in use.
         """
+        call = self._read(id_, header, segments)
+        self._running[id_] = self._loop.create_task(self._serve(id_, call))
+
+    def on_open(self, id_: int, header: Buffer, segments: list[Buffer]) -> None:
+        """Start a call whose input streams.
+
+        Raises:
+            WireError: Its id is in use.
+        """
+        call = self._read(id_, header, segments)
+        call.chunks = self._inputs[id_] = IncomingStream(
+            self._loop,
+            lambda count: self._send(encode(Kind.INPUT_CREDIT, id_, _pack(count))),
+            lambda _: None,
+            granted=0,
+        )
+        self._running[id_] = self._loop.create_task(self._serve_open(id_, call))
+
+    def _read(self, id_: int, header: Buffer, segments: list[Buffer]) -> Call:
         if id_ in self._running:
             raise WireError(f"call id {id_} is already in use")
-        remaining, content_type, call = _unpack_call(header)
+        unpacked: CallHeader = _unpack_call(header)
+        remaining, content_type, call = unpacked
         call.payload = Payload(content_type, segments)
         if remaining is not None:
             call.deadline = now() + remaining
-        self._running[id_] = self._loop.create_task(self._serve(id_, call))
+        return call
+
+    async def _serve_open(self, id_: int, call: Call) -> None:
+        try:
+            await self._serve(id_, call)
+        finally:
+            self._inputs.pop(id_).cancel()
+
+    def on_input(self, id_: int, header: Buffer, segments: list[Buffer]) -> None:
+        """Take one chunk of any number of segments of a call's input."""
+        if (stream := self._inputs.get(id_)) is not None:
+            stream.push((Payload(str(header, "ascii"), segments),))
+
+    def on_inputs(self, id_: int, header: Buffer, segments: list[Buffer]) -> None:
+        """Take as many chunks of a call's input as there are segments."""
+        if (stream := self._inputs.get(id_)) is not None:
+            content_type = str(header, "ascii")
+            stream.push([Payload(content_type, (segment,)) for segment in segments])
+
+    def on_input_end(self, id_: int, header: Buffer) -> None:
+        """Take the end of a call's input, or why it broke off."""
+        if (stream := self._inputs.get(id_)) is not None:
+            stream.end(read_error(header)[0] if len(header) else None)
 
     def on_cancel(self, id_: int) -> None:
         """Cancel a call, if it still runs."""
@@ -103,7 +151,7 @@ class Callee:
             payload = reply.payload
             if payload is not None:
                 head = payload.content_type, self._own_load(), reply.queue_s, False
-                self._send(encode(Kind.REPLY, id_, _pack(head), payload.segments))
+                self._send(self.encode(Kind.REPLY, id_, _pack(head), payload.segments))
             else:
                 await self._serve_stream(id_, reply)
         except CallError as error:
@@ -127,12 +175,7 @@ class Callee:
         try:
             head: ReplyHeader = "", self._own_load(), reply.queue_s, True
             self._send(encode(Kind.REPLY, id_, _pack(head)))
-            async for chunk in reply.stream:
-                await window.credit()
-                if (blocked := self._blocked()) is not None:
-                    await asyncio.shield(blocked)
-                window.write(chunk)
-            window.flush()
+            await window.send_all(reply.stream, self._blocked)
             self._send(encode(Kind.END, id_))
         finally:
             window.flush()
@@ -140,30 +183,10 @@ class Callee:
             await reply.aclose()
 
     def _send_chunks(self, id_: int, chunks: list[Payload]) -> None:
-        content_type = chunks[0].content_type.encode()
-        if len(chunks) == 1:
-            self._send(encode(Kind.CHUNK, id_, content_type, chunks[0].segments))
-        else:
-            segments = [chunk.segments[0] for chunk in chunks]
-            self._send(encode(Kind.CHUNKS, id_, content_type, segments))
+        self._send(encode_chunks(self.encode, Kind.CHUNK, Kind.CHUNKS, id_, chunks))
 
     def _send_error(self, id_: int, error: CallError) -> None:
-        head = ErrorHeader(
-            error.code,
-            error.message,
-            error.reason,
-            error.retry_after_s,
-            [dict(field) for field in error.fields],
-            error.started,
-            self._own_load(),
-        )
-        try:
-            frame = encode(Kind.ERROR, id_, _pack(head))
-        except Exception:  # noqa: BLE001  (too long, or not text: the caller must not wait for ever)
-            message = str(error.message)[:1000].encode("utf-8", "replace").decode()
-            short = msgspec.structs.replace(head, message=message, reason=error.code, fields=[])
-            frame = encode(Kind.ERROR, id_, _pack(short))
-        self._send(frame)
+        self._send(encode_error(Kind.ERROR, id_, error, self._own_load()))
 
 
 def _cancel_once(task: asyncio.Task[None]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -10,14 +11,10 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from servekit.core.call import Buffer, Call, Load, Payload, Reply, now
-from servekit.errors import (
-    DeadlineExceeded,
-    PayloadTooLarge,
-    ReplicaLost,
-    WireError,
-    call_error,
-)
-from servekit.wire.frames import ErrorHeader, Kind, ReplyHeader, encode
+from servekit.errors import DeadlineExceeded, PayloadTooLarge, ReplicaLost, WireError
+from servekit.wire.feed import Feed
+from servekit.wire.frames import Encode, Kind, ReplyHeader, encode
+from servekit.wire.payloads import encode_chunks, read_error
 from servekit.wire.streams import IncomingStream
 
 Send = Callable[[Sequence[Buffer]], None]
@@ -28,7 +25,7 @@ _TICK_S: Final = 0.005
 _pack = msgspec.msgpack.Encoder().encode
 _reply: Any = ReplyHeader
 _unpack_reply = msgspec.msgpack.Decoder[ReplyHeader](_reply).decode
-_unpack_error = msgspec.msgpack.Decoder(ErrorHeader).decode
+_unpack_credit = msgspec.msgpack.Decoder(int).decode
 
 
 class Caller:
@@ -37,21 +34,31 @@ class Caller:
     Args:
         loop: The loop it belongs to.
         send: Takes the buffers of a frame.
+        blocked: Returns what to wait for while the peer does not read, else None.
 
     Attributes:
+        encode: Makes the frames that carry payloads.
         usable: New calls may be made: the peer is there, and has not said that it leaves.
         load: The peer's latest figures.
         version: Version label of the peer's service.
         replica: The peer's id.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        send: Send,
+        blocked: Callable[[], asyncio.Future[None] | None],
+    ) -> None:
         self._loop = loop
         self._send = send
+        self._blocked = blocked
+        self.encode: Encode = encode
         self._last_id = 0
         self._pending: dict[int, tuple[asyncio.Future[Reply], float | None]] = {}
         # Weak, so that a stream which its reader dropped is closed.
         self._streams: WeakValueDictionary[int, IncomingStream] = WeakValueDictionary()
+        self._feeds: dict[int, Feed] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._settled: asyncio.Future[None] | None = None
         self._sweep_at = inf
@@ -87,10 +94,13 @@ class Caller:
         payload = call.payload
         header = _pack((remaining, payload.content_type, call))
         try:
-            frame = encode(Kind.CALL, id_, header, payload.segments)
+            kind = Kind.CALL if call.chunks is None else Kind.OPEN
+            frame = self.encode(kind, id_, header, payload.segments)
         except WireError as error:
             raise PayloadTooLarge(f"the call can't be sent: {error}", started=False) from error
         self._send(frame)
+        if call.chunks is not None:
+            self._feeds[id_] = Feed(self._loop, self._send, self._input, id_, call, self._blocked)
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[id_] = reply, deadline
         try:
@@ -100,6 +110,8 @@ class Caller:
             raise
         finally:
             del self._pending[id_]
+            if self._feeds and id_ not in self._streams:
+                self._stop_feed(id_)
             if self._settled is not None:
                 self._settle()
 
@@ -134,7 +146,8 @@ class Caller:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._sweep_at = when
-        self._sweeper = self._loop.call_later(after_s, self._expire)
+        # In a context of its own: that of a call would keep the call's arrays until then.
+        self._sweeper = self._loop.call_later(after_s, self._expire, context=Context())
 
     def _expire(self) -> None:
         self._sweep_at, self._sweeper = inf, None
@@ -191,20 +204,16 @@ class Caller:
         """Take the end of a stream, or a failed call."""
         error = None
         if len(header):
-            head = _unpack_error(header)
-            self.load = head.load
-            error = call_error(
-                head.code,
-                head.message,
-                reason=head.reason,
-                retry_after_s=head.retry_after_s,
-                fields=head.fields,
-                started=head.started,
-            )
+            error, self.load = read_error(header)
         if (stream := self._streams.get(id_)) is not None:
             stream.end(error)
         elif (pending := self._pending.get(id_)) is not None and not pending[0].done():
             pending[0].set_exception(error or WireError("a call ended without a reply"))
+
+    def on_input_credit(self, id_: int, header: Buffer) -> None:
+        """Take note that the peer wants more of a call's input."""
+        if (feed := self._feeds.get(id_)) is not None:
+            feed.grant(_unpack_credit(header))
 
     def on_pong(self, id_: int) -> None:
         """Take the answer to a ping."""
@@ -224,12 +233,22 @@ class Caller:
                 future.set_exception(error)
         for stream in list(self._streams.values()):
             stream.end(error)
+        for id_ in list(self._feeds):
+            self._stop_feed(id_)
 
     def _grant(self, id_: int, count: int) -> None:
         self._send(encode(Kind.CREDIT, id_, _pack(count)))
 
+    def _input(self, id_: int, chunks: list[Payload]) -> list[Buffer]:
+        return encode_chunks(self.encode, Kind.INPUT, Kind.INPUTS, id_, chunks)
+
+    def _stop_feed(self, id_: int) -> None:
+        if (feed := self._feeds.pop(id_, None)) is not None:
+            feed.stop()
+
     def _forget(self, id_: int, closed_early: bool) -> None:
         self._streams.pop(id_, None)
+        self._stop_feed(id_)
         self._settle()
         if closed_early:
             self._send(encode(Kind.CANCEL, id_))

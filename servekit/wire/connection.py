@@ -18,9 +18,10 @@ from servekit.errors import Unavailable, WireError
 from servekit.observe.log import get_logger
 from servekit.wire.callee import Callee
 from servekit.wire.caller import Caller
-from servekit.wire.frames import Frame, FrameReader, Hello, Kind, encode
+from servekit.wire.frames import SHARED, Encode, Frame, FrameReader, Hello, Kind, encode
 from servekit.wire.greeting import Greeting
 from servekit.wire.outbox import Outbox
+from servekit.wire.sharing import Sharing
 
 MAX_FRAME = 1 << 30
 """Largest frame in bytes that a greeted peer may send."""
@@ -79,8 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._outbox = Outbox(loop)
         self._blocked: asyncio.Future[None] | None = None
-        self._caller = Caller(loop, self._outbox.send)
+        self._caller = Caller(loop, self._outbox.send, lambda: self._blocked)
         self._callee = Callee(loop, self._outbox.send, handler, own_load, lambda: self._blocked)
+        self._sharing = Sharing(loop, self._outbox.send, self._encode_by)
         self.call = self._caller.call
         self.peer = hello
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -155,7 +157,12 @@ class Connection(asyncio.BufferedProtocol):
         """Greet the peer."""
         self._transport = cast("asyncio.Transport", transport)
         self._outbox.open(self._transport)
-        _widen(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family == socket.AF_UNIX:
+            # Let a whole array lie between the two sides, if the system allows it.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            self._sharing.open(sock)
+            self._outbox.on_large = self._sharing.offer
         self._outbox.send(self._greeting.start())
         self._loop.call_later(self._greeting_s, self._greeting_is_due)
 
@@ -173,6 +180,7 @@ class Connection(asyncio.BufferedProtocol):
         self._greeted.exception()  # nobody has to be waiting for it
         self._caller.lose()
         self._callee.lose()
+        self._sharing.close()
         self.resume_writing()
         if self.on_lost is not None:
             self.on_lost(self)
@@ -225,14 +233,33 @@ class Connection(asyncio.BufferedProtocol):
             self._callee.on_cancel(id_)
         elif kind == Kind.CREDIT:
             self._callee.on_credit(id_, header)
+        elif kind == Kind.OPEN:
+            self._callee.on_open(id_, header, segments)
+        elif kind == Kind.INPUT:
+            self._callee.on_input(id_, header, segments)
+        elif kind == Kind.INPUTS:
+            self._callee.on_inputs(id_, header, segments)
+        elif kind == Kind.INPUT_END:
+            self._callee.on_input_end(id_, header)
+        elif kind == Kind.INPUT_CREDIT:
+            self._caller.on_input_credit(id_, header)
         elif kind == Kind.PING:
             self._outbox.send(encode(Kind.PONG, id_))
         elif kind == Kind.PONG:
             self._caller.on_pong(id_)
         elif kind == Kind.GOAWAY:
             self._caller.usable = False
+        elif kind & SHARED:
+            self._on_frame((kind ^ SHARED, id_, header, self._sharing.resolve(segments)))
+        elif kind == Kind.ARENA:
+            self._sharing.on_offer(header)
+        elif kind == Kind.MAPPED:
+            self._sharing.on_answer(header)
         else:
             raise WireError(f"frame of kind {kind} after the greeting")
+
+    def _encode_by(self, maker: Encode) -> None:
+        self._caller.encode = self._callee.encode = maker
 
     def _on_greeting(self, frame: Frame) -> None:
         answer = self._greeting.receive(frame)
@@ -245,10 +272,3 @@ class Connection(asyncio.BufferedProtocol):
             self._reader.max_frame = MAX_FRAME
             if not self._greeted.done():
                 self._greeted.set_result(None)
-
-
-def _widen(transport: asyncio.BaseTransport) -> None:
-    """Let a whole array lie between the two sides of a unix socket, if the system allows it."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)

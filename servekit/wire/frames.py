@@ -18,7 +18,7 @@ raises `WireError`.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -28,7 +28,7 @@ from servekit.core.call import Buffer, Call, Load
 from servekit.core.room import room
 from servekit.errors import WireError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this format and of the headers; peers of different versions refuse each other."""
 
 _PREFIX = struct.Struct("<IIBxHH")
@@ -44,13 +44,18 @@ def _table(count: int) -> struct.Struct:
 _PADDING = tuple(bytes(n) for n in range(8))
 LARGE: Final = 64 * 1024
 """Frames and segments from this size in bytes are neither joined on sending nor copied on receipt."""
+SHARED_FROM: Final = 128 * 1024
+"""Segments from this size in bytes go through shared memory, where there is some (`sharing.py`)."""
 
 
 class Kind:
     """What a frame says.
 
     The caller sends CALL, CANCEL and CREDIT; the callee REPLY, ERROR, and for a stream CHUNK (one
-    chunk of any number of segments), CHUNKS (as many chunks as segments) and END; both the rest.
+    chunk of any number of segments), CHUNKS (as many chunks as segments) and END. A call whose input
+    streams is OPEN in place of CALL; its caller sends INPUT, INPUTS and INPUT_END as the callee does
+    CHUNK, CHUNKS and END, but none before the callee's first INPUT_CREDIT. Both send the rest; ARENA
+    offers memory for large segments, MAPPED answers it.
     """
 
     CALL: Final = 1
@@ -66,6 +71,21 @@ class Kind:
     PING: Final = 11
     PONG: Final = 12
     CHUNKS: Final = 13
+    OPEN: Final = 14
+    INPUT: Final = 15
+    INPUTS: Final = 16
+    INPUT_END: Final = 17
+    INPUT_CREDIT: Final = 18
+    ARENA: Final = 19
+    MAPPED: Final = 20
+
+
+SHARED: Final = 0x80
+"""Added to the kind of a frame that names segments in the sender's arena (`sharing.py`).
+
+Its first segment is a msgpack list with one item for each segment meant: `[block, size]`, or nil
+for the next of those that follow.
+"""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -104,6 +124,9 @@ Frame: TypeAlias = tuple[int, int, Buffer, list[Buffer]]
 The header is a view that holds until the next frame is taken; segments of a large frame are views
 of a buffer of its own.
 """
+
+Encode: TypeAlias = Callable[[int, int, bytes, Sequence[Buffer]], list[Buffer]]
+"""Returns the buffers of one frame that carries a payload; `encode`, or one that knows an arena."""
 
 
 def encode(

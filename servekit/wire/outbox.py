@@ -6,11 +6,11 @@ idle while the others do all calls at hand.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from servekit.core.call import Buffer
-from servekit.wire.frames import LARGE
+from servekit.wire.frames import LARGE, SHARED_FROM
 
 BURST: Final = 4
 """Buffers after which a turn's frames so far are sent, so that the peer can begin with them."""
@@ -21,14 +21,18 @@ class Outbox:
 
     Args:
         loop: The loop whose turns are meant.
+
+    Attributes:
+        on_large: Called once, when a buffer that could have been shared was written.
     """
 
-    __slots__ = ("_buffers", "_loop", "_transport")
+    __slots__ = ("_buffers", "_loop", "_transport", "on_large")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.WriteTransport | None = None
         self._buffers: list[Buffer] = []
+        self.on_large: Callable[[], None] | None = None
 
     def open(self, transport: asyncio.WriteTransport) -> None:
         """Write to this transport from now on."""
@@ -55,3 +59,6 @@ class Outbox:
             transport.write(b"".join(held))
         else:
             transport.writelines(held)
+            if (on_large := self.on_large) is not None and max(map(len, held)) >= SHARED_FROM:
+                self.on_large = None
+                on_large()

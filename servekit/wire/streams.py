@@ -6,7 +6,7 @@ window at a time. So a slow reader holds the generator back, and nothing piles u
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Self
 
 from servekit.core.call import Payload
@@ -25,6 +25,7 @@ class IncomingStream:
         finish: Called once when the stream is over; True when it was closed before its end, so
             the sender must be told to stop.
         deadline: When it ends with an error, on `now`'s clock; for the caller.
+        granted: Chunks that the sender may send before the first is asked for.
     """
 
     def __init__(
@@ -33,13 +34,15 @@ class IncomingStream:
         grant: Callable[[int], None],
         finish: Callable[[bool], None],
         deadline: float | None = None,
+        *,
+        granted: int = WINDOW,
     ) -> None:
         self._loop = loop
         self._grant = grant
         self._finish = finish
         self.deadline = deadline
         self._chunks: deque[Payload] = deque()
-        self._taken = 0
+        self._taken = WINDOW - granted
         self._ended = self._finished = False
         self._error: CallError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -62,6 +65,7 @@ class IncomingStream:
 
     async def __anext__(self) -> Payload:
         while not self._chunks:
+            self._took(0)
             if self._ended:
                 error, self._error = self._error, None
                 if error is not None:
@@ -69,21 +73,21 @@ class IncomingStream:
                 raise StopAsyncIteration
             self._waiter = self._loop.create_future()
             await self._waiter
-        self._taken += 1
-        if self._taken >= WINDOW // 2 and not self._ended:
-            self._grant(self._taken)
-            self._taken = 0
+        self._took(1)
         return self._chunks.popleft()
 
     def take_ready(self) -> list[Payload]:
         """Return the chunks that are already here, without waiting."""
         ready = list(self._chunks)
         self._chunks.clear()
-        self._taken += len(ready)
+        self._took(len(ready))
+        return ready
+
+    def _took(self, count: int) -> None:
+        self._taken += count
         if self._taken >= WINDOW // 2 and not self._ended:
             self._grant(self._taken)
             self._taken = 0
-        return ready
 
     async def aclose(self) -> None:
         """Stop reading; the sender's work is cancelled. No error when it has ended."""
@@ -119,18 +123,39 @@ class OutgoingStream:
         loop: The loop it is written on.
         send: Takes the chunks that leave together; all have one segment and one media type,
             unless there is only one.
+        granted: Chunks that may be sent before the reader asks for more.
     """
 
     __slots__ = ("_loop", "_ready", "_send", "_waiter", "credits")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, send: Callable[[list[Payload]], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        send: Callable[[list[Payload]], None],
+        *,
+        granted: int = WINDOW,
     ) -> None:
         self._loop = loop
         self._send = send
         self._ready: list[Payload] = []
         self._waiter: asyncio.Future[None] | None = None
-        self.credits = WINDOW
+        self.credits = granted
+
+    async def send_all(
+        self, chunks: AsyncIterator[Payload], blocked: Callable[[], asyncio.Future[None] | None]
+    ) -> None:
+        """Send chunks as they come and the reader wants them.
+
+        Args:
+            chunks: What to send; the caller closes it.
+            blocked: Returns what to wait for while the peer does not read, else None.
+        """
+        async for chunk in chunks:
+            await self.credit()
+            if (blockage := blocked()) is not None:
+                await asyncio.shield(blockage)
+            self.write(chunk)
+        self.flush()
 
     def write(self, chunk: Payload) -> None:
         """Send a chunk, together with those that follow in this turn of the loop."""

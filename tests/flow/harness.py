@@ -1,8 +1,7 @@
 """Running apps for the flow tests: real processes, real sockets, and nothing left behind.
 
 `serving` starts `python -m servekit serve`, gives its address and its processes, and at the end
-stops it and proves that no process and no socket file of it is left. `Load` sends calls at a
-steady rate, whatever the answers do, and proves that each was answered once, with its own payload.
+stops it and proves that no process and no socket file of it is left.
 """
 
 import asyncio
@@ -16,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -67,6 +65,17 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+def rss_mb(pid: int) -> float:
+    """Return a process's resident memory in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def descriptors(pid: int) -> int:
+    """Return how many files and sockets a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 class Answer(NamedTuple):
     """An HTTP answer that was read whole."""
 
@@ -94,6 +103,11 @@ class Http:
     async def open(cls, url: str) -> Self:
         address = urlsplit(url)
         return cls(*await asyncio.open_connection(address.hostname, address.port))
+
+    @property
+    def port(self) -> int:
+        """The client's own."""
+        return self.writer.get_extra_info("sockname")[1]
 
     async def send(
         self,
@@ -191,6 +205,7 @@ class Running:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "SERVEKIT_RUNTIME_DIR": str(self.runtime_dir),
+                "SERVEKIT_DRAIN_DELAY_S": "0",
                 "TRACE": str(self.trace),
                 **(env or {}),
             },
@@ -235,9 +250,13 @@ class Running:
                             found[int(folder.name)] = line
         return found
 
+    def all_of(self, module: str) -> set[int]:
+        """Return the pids of the processes that run a module of the engine."""
+        return {pid for pid, line in self.processes().items() if f"engine.{module}" in line}
+
     def process(self, module: str) -> int:
         """Return the pid of the one process that runs a module of the engine."""
-        [pid] = [pid for pid, line in self.processes().items() if f"engine.{module}" in line]
+        [pid] = self.all_of(module)
         return pid
 
     def folder(self) -> Path | None:
@@ -294,6 +313,25 @@ class Running:
         """Return what the app wrote down so far."""
         return self.trace.read_text("utf-8").splitlines()
 
+    async def command(self, *words: str) -> tuple[int, str]:
+        """Run `servekit` beside it; returns the exit code and what it printed."""
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *words,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "SERVEKIT_RUNTIME_DIR": str(self.runtime_dir),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            out, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode()
+
     # -- calling -----------------------------------------------------------------------------
 
     async def call(self, method: str, path: str, **given: Any) -> Answer:
@@ -347,8 +385,11 @@ class Running:
         await until(look, "/readyz is 200")
         return self
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def send(self, number: signal.Signals, *, group: bool = False) -> None:
+        if group:
+            os.killpg(self.pid, number)
+        else:
+            self._process.send_signal(number)
 
     async def exit_code(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end, and for all that it wrote."""
@@ -399,128 +440,3 @@ async def serving(target: str, *, ready: bool = True, **given: Any) -> AsyncIter
     except BaseException:
         show("\n".join(["-- the app's output:", *app.lines[-80:]]))
         raise
-
-
-class Load:
-    """Calls at a steady rate, sent on time whether or not earlier ones were answered.
-
-    Args:
-        app: Called.
-        path: Of the endpoint.
-        rate: Calls a second.
-        body: From a call's number to its arguments.
-        right: Whether an answer's value is that call's own.
-        timeout_s: After which a call counts as hanging.
-
-    Attributes:
-        answers: By number; several for one number would be a call answered twice.
-        broken: Calls whose connection broke, by number.
-    """
-
-    def __init__(
-        self,
-        app: Running,
-        path: str,
-        *,
-        rate: float = 100.0,
-        body: Callable[[int], object] = lambda number: {"x": number},
-        right: Callable[[int, Any], bool] = lambda number, value: value == number,
-        timeout_s: float = PATIENCE_S,
-    ) -> None:
-        self._app = app
-        self._path = path
-        self._rate = rate
-        self._body = body
-        self._right = right
-        self._timeout_s = timeout_s
-        self._free: list[Http] = []
-        self._calls: set[asyncio.Task[None]] = set()
-        self._sending: asyncio.Task[None] | None = None
-        self._sent = 0
-        self.answers: dict[int, list[Answer]] = {}
-        self.broken: dict[int, str] = {}
-        self.hanging: list[int] = []
-        self.slowest_s = 0.0
-
-    async def __aenter__(self) -> Self:
-        self._sending = asyncio.create_task(self._send())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._sending is not None
-        self._sending.cancel()
-        await asyncio.wait([self._sending])
-        if self._calls:
-            await asyncio.wait(self._calls)
-        for http in self._free:
-            await http.close()
-
-    async def _send(self) -> None:
-        began = time.monotonic()
-        start = self._sent
-        while True:
-            due = start + (time.monotonic() - began) * self._rate
-            while self._sent < due:
-                self._sent += 1
-                call = asyncio.create_task(self._call(self._sent))
-                self._calls.add(call)
-                call.add_done_callback(self._calls.discard)
-            await asyncio.sleep(0.005)
-
-    async def _call(self, number: int) -> None:
-        began = time.monotonic()
-        http = self._free.pop() if self._free else None
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                http = http or await Http.open(self._app.url)
-                body = json.dumps(self._body(number)).encode()
-                headers = {"x-request-id": f"load-{number}"}
-                answer = await http.call("POST", self._path, body=body, headers=headers)
-        except TimeoutError:
-            self.hanging.append(number)
-            if http is not None:
-                http.abort()
-        except (OSError, EOFError) as error:
-            self.broken[number] = repr(error)
-            if http is not None:
-                http.abort()
-        else:
-            self.answers.setdefault(number, []).append(answer)
-            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-            if answer.headers.get("connection") == "close":
-                await http.close()
-            else:
-                self._free.append(http)
-
-    @property
-    def underway(self) -> int:
-        """Calls that were sent and not answered."""
-        return len(self._calls)
-
-    @property
-    def answered(self) -> int:
-        return len(self.answers)
-
-    async def goes_on(self, count: int = 50) -> None:
-        """Wait for so many more answers."""
-        wanted = self.answered + count
-        await until(lambda: self.answered >= wanted, f"{count} more answers")
-
-    def check(self) -> Counter[str]:
-        """Prove that each call was answered once, with its own payload; returns the outcomes."""
-        assert not self.hanging, f"hanging: {self.hanging[:10]}"
-        outcomes: Counter[str] = Counter()
-        for number in range(1, self._sent + 1):
-            if number in self.broken:
-                assert number not in self.answers
-                outcomes["broken"] += 1
-                continue
-            [answer] = self.answers[number]
-            assert answer.headers["x-request-id"] == f"load-{number}"
-            if answer.status == 200:
-                assert self._right(number, answer.json), f"{number} got {answer.body!r}"
-                outcomes["200"] += 1
-            else:
-                outcomes[f"{answer.status} {answer.reason}"] += 1
-        show(f"{outcomes}, slowest {self.slowest_s:.2f} s")
-        return outcomes

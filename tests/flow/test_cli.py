@@ -89,7 +89,11 @@ def place() -> Iterator[Path]:
 
 def environment(place: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SERVEKIT_")}
-    return kept | {"SERVEKIT_RUNTIME_DIR": str(place), "PYTHONUNBUFFERED": "1"}
+    return kept | {
+        "SERVEKIT_RUNTIME_DIR": str(place),
+        "SERVEKIT_DRAIN_DELAY_S": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def run(place: Path, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -1,6 +1,7 @@
 """Every example is started as its README says, called, and stopped."""
 
 import contextlib
+import io
 import os
 import random
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 import servekit
 
@@ -162,6 +164,72 @@ def test_streaming_gives_words_one_by_one(tmp_path):
             assert events[3].startswith("event: end")
         done = python("examples/streaming/client.py", url)
         assert len(done.stdout.split()) == 80, done.stderr
+
+
+# ---- chat
+
+
+def test_chat_answers_over_a_websocket_and_over_http(tmp_path):
+    with serving("examples/chat/app.py", tmp_path / "log") as url:
+        address = url.replace("http", "ws", 1)
+        with connect(f"{address}/talk?patience_s=30") as socket:
+            socket.send("I need a holiday")
+            assert said(socket) == "Why do you need a holiday?"
+            socket.send("my mother")
+            assert said(socket) == "Tell me more about your mother."
+            socket.send(b"")
+            assert said(socket) == "See you next week."
+        with connect(f"{address}/talk?patience_s=0.2") as socket:
+            assert said(socket) == "Please go on."
+            socket.send("hello")
+            while (words := said(socket)) == "Please go on.":
+                pass
+            assert words == "Hello. What is on your mind?"
+        done = subprocess.run(
+            [sys.executable, "examples/chat/client.py", url],
+            cwd=ROOT,
+            input="Hello\nI am tired\n",
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert "How long have you been tired?" in done.stdout, done.stderr
+        assert done.stdout.endswith("See you next week.\n")
+
+
+def said(socket) -> str:
+    """Return what comes up to the end of a line."""
+    words = ""
+    while not words.endswith("\n"):
+        words += socket.recv()
+    return words.strip()
+
+
+# ---- image upload
+
+
+def test_image_upload_finds_colours_in_forms_and_bodies(tmp_path):
+    needs("pillow")
+    from PIL import Image
+
+    half = Image.new("RGB", (90, 60), "red")
+    half.paste("white", (45, 0, 90, 60))
+    file = io.BytesIO()
+    half.save(file, format="PNG")
+    form = {"image": ("half.png", file.getvalue(), "image/png")}
+    with (
+        serving("examples/image_upload/app.py", tmp_path / "log") as url,
+        httpx.Client(base_url=url, timeout=LIMIT_S) as http,
+    ):
+        found = http.post("/find", files=form, data={"colours": "2"}).json()
+        assert sorted(colour["rgb"] for colour in found) == ["#ff0000", "#ffffff"]
+        assert all(colour["share"] == pytest.approx(0.5, abs=0.02) for colour in found)
+        swatch = http.post("/swatch", files=form, headers={"accept": "image/webp"})
+        assert Image.open(io.BytesIO(swatch.content)).size == (400, 80)
+        wrong = http.post("/find", files={"image": ("x", b"no picture")})
+        assert wrong.json()["error"]["fields"][0]["path"] == "image"
+        assert "multipart/form-data" in http.get("/page/").text
 
 
 # ---- semantic search

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.flow.harness import Load, alive, serving, show, until
+from tests.flow.harness import alive, serving, show, until
+from tests.flow.load import Load
 
 
 @pytest.mark.parametrize("target", ["Root", "LoneRoot"])
@@ -128,7 +129,7 @@ async def test_kill_9_of_the_gateway():
             await load.goes_on()
             before = await app.replicas("Root"), await app.replicas("Child"), app.url
             gateway = app.process("gateway_worker")
-            on_board = load.underway + len(load._free)
+            on_board = load.underway + len(load.free)
             os.kill(gateway, signal.SIGKILL)
             await until(lambda: len(load.broken) or load.answered, "the sockets broke")
             await load.goes_on(100)

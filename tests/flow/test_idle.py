@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flow.harness import serving, show
+from tests.flow.harness import rss_mb, serving, show
 
 WATCH_S = 5.0
 
@@ -14,14 +14,6 @@ WATCH_S = 5.0
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def rss_mb(pid: int) -> float:
-    return (
-        int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
-        * os.sysconf("SC_PAGE_SIZE")
-        / 2**20
-    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")

@@ -1,6 +1,7 @@
 """New code while calls run: nothing is lost, and code that can't start changes nothing."""
 
-from tests.flow.harness import Http, Load, serving, until
+from tests.flow.harness import Http, serving, until
+from tests.flow.load import Load
 
 SOURCE = """
 import time
@@ -75,5 +76,5 @@ async def test_saving_a_file_under_load(tmp_path):
             return len(await app.replicas("Root")) == 2 and len(await app.replicas("Model")) == 1
 
         await until(settled, "the old replicas have gone")
-        seen = {answers[0].json.split()[0] for answers in load.answers.values()}
+        seen = {outcome.value.split()[0] for outcome in load.outcomes()}
         assert seen == {"v1", "v2", "v4"}

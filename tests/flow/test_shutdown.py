@@ -1,9 +1,13 @@
 """How an app ends: by a signal, with work on board, while it loads, or because it can't start."""
 
 import asyncio
+import contextlib
+import os
 import signal
 import socket
 import time
+
+import pytest
 
 from tests.flow.harness import PATIENCE_S, Http, serving, until
 
@@ -54,17 +58,165 @@ async def test_new_connections_while_it_drains():
         assert await app.exit_code() == 0
 
 
-async def test_work_longer_than_the_drain_is_cut():
-    """`--drain-s` bounds how long running calls may hold the end up."""
+@pytest.mark.parametrize("path", ["/sync", "/later"])
+async def test_work_longer_than_the_drain_is_cut(path):
+    """`--drain-s` bounds how long running calls may hold the end up; then they are answered 503."""
     async with serving("slow.py:Slow", options=("--drain-s", "1")) as app:
-        work = asyncio.create_task(app.post("/sync", {"seconds": 120}))
-        await until(lambda: "sync" in app.traced(), "it runs")
+        work = asyncio.create_task(app.post(path, {"seconds": 10}))
+        await until(lambda: path[1:] in app.traced(), "it runs")
         began = time.monotonic()
         app.send(signal.SIGTERM)
-        await app.exit_code()
-        assert time.monotonic() - began < 20
-        (outcome,) = await asyncio.gather(work, return_exceptions=True)
-        assert isinstance(outcome, (OSError, EOFError)) or outcome.status >= 500
+        answer = await work
+        assert (answer.status, answer.reason) == (503, "shutdown")
+        assert answer.headers["connection"] == "close"
+        assert await app.exit_code() == 0
+        assert time.monotonic() - began < 9  # it did not wait for the work
+
+
+async def test_a_stream_longer_than_the_drain_is_cut():
+    """It ends with an error event, so that nobody takes what came for the whole."""
+    async with serving("slow.py:Slow", options=("--drain-s", "1")) as app:
+        async with await Http.open(app.url) as http:
+            await http.send("POST", "/ticks", body=b'{"count": 1000, "every_s": 0.1}')
+            await until(lambda: "ticks" in app.traced(), "it runs")
+            app.send(signal.SIGTERM)
+            events = (await http.answer()).body.decode().rstrip().split("\n\n")
+        assert events[0] == "data: 0"
+        assert events[-1].startswith("event: error\n")
+        assert '"reason":"shutdown"' in events[-1]
+        assert await app.exit_code() == 0
+
+
+# -- the delay
+
+
+DELAY = ("--drain-delay-s", "300")
+TWO = ("--gateway-workers", "2")
+
+
+@pytest.mark.parametrize("workers", [(), TWO], ids=["one", "two"])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_sigterm_tells_balancers_first(workers, second):
+    """It is not ready any more, and answers all the same; a second signal ends the wait."""
+    async with serving("slow.py:Slow", options=(*DELAY, *workers)) as app:
+        async with await Http.open(app.url) as kept, await Http.open(app.url) as idle:
+            await kept.call("GET", "/livez")
+            await idle.call("GET", "/livez")
+            app.send(signal.SIGTERM)
+            await unready_for_good(app)
+            for _ in range(20):
+                answer = await app.post("/later", {"seconds": 0})
+                assert (answer.status, answer.json) == (200, "done")
+                assert answer.headers["connection"] == "close"
+            ready = await app.get("/readyz")
+            assert (ready.status, ready.json) == (503, {"unready": {"gateway": "draining"}})
+            assert (await app.get("/livez")).status == 200
+            assert {g.state for g in (await app.status()).gateways} == {"draining"}
+
+            answer = await kept.call("POST", "/later", body=b'{"seconds": 0}')
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert await kept.reader.read() == b""
+
+            work = asyncio.create_task(app.post("/sync", {"seconds": 1}))
+            await until(lambda: "sync" in app.traced(), "it runs")
+            app.send(second)
+            assert await idle.reader.read() == b""
+            assert (await work).json == "done"
+        assert await app.exit_code() == 0
+        await app.gone()
+
+
+async def unready_for_good(app) -> None:
+    """Wait until no gateway says that it is ready: 10 of 10 answers are 503."""
+
+    async def look() -> bool:
+        return {(await app.get("/readyz")).status for _ in range(10)} == {503}
+
+    await until(look, "it is not ready")
+
+
+async def test_who_keeps_asking_gets_answers_until_there_is_no_port():
+    """During the delay new connections are answered with 200 only; then they are refused."""
+    async with serving("slow.py:Slow", options=("--drain-delay-s", "1.5", *TWO)) as app:
+        app.send(signal.SIGTERM)
+        statuses, began = [], time.monotonic()
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                statuses.append((await app.post("/later", {"seconds": 0})).status)
+        assert set(statuses) == {200}
+        assert time.monotonic() - began > 1.4
+        with pytest.raises(OSError, match="Connect call failed"):
+            await Http.open(app.url)
+        assert await app.exit_code() == 0
+
+
+async def test_a_gateway_that_dies_during_the_delay_is_replaced():
+    """Who still comes is still answered, and still told that the app is not ready."""
+    async with serving("slow.py:Slow", options=DELAY) as app:
+        app.send(signal.SIGTERM)
+        await unready_for_good(app)
+        gateway = app.process("gateway_worker")
+        os.kill(gateway, signal.SIGKILL)
+
+        async def answers() -> bool:
+            try:
+                return (await app.post("/later", {"seconds": 0})).status == 200
+            except (OSError, EOFError):
+                return False
+
+        await until(answers, "another answers")
+        assert (await app.get("/readyz")).json == {"unready": {"gateway": "draining"}}
+        assert app.process("gateway_worker") != gateway
+        app.send(signal.SIGTERM)
+        assert await app.exit_code() == 0
+
+
+async def test_ctrl_c_does_not_wait():
+    """A person waits for it: the delay is for orchestrators."""
+    async with serving("slow.py:Slow", options=DELAY) as app:
+        app.send(signal.SIGINT)
+        assert await app.exit_code() == 0
+
+
+async def test_dev_does_not_wait():
+    async with serving("slow.py:Slow", verb="dev", env={"SERVEKIT_DRAIN_DELAY_S": "300"}) as app:
+        app.send(signal.SIGTERM)
+        assert await app.exit_code() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_to_the_whole_group_ends_it_as_well(number):
+    """As a shell or a supervisor of jobs sends it: running calls finish, nothing is left."""
+    async with serving("slow.py:Slow", options=TWO) as app:
+        work = asyncio.create_task(app.post("/sync", {"seconds": 1}))
+        await until(lambda: "sync" in app.traced(), "it runs")
+        app.send(number, group=True)
+        assert (await work).json == "done"
+        assert await app.exit_code() == 0
+        await app.gone()
+
+
+@pytest.mark.parametrize(
+    "phase", ["description", "gateway_worker", "replica_worker", "both", "folder"]
+)
+@pytest.mark.parametrize("group", [False, True], ids=["supervisor", "group"])
+async def test_sigterm_at_any_moment_of_the_start(phase, group):
+    """Whatever is on its way then ends, too; there is no delay for what was never ready."""
+    options = (*DELAY, *TWO)
+    async with serving("slow.py:Slow", ready=False, options=options) as app:
+
+        def is_there() -> bool:
+            text = " ".join(app.processes().values())
+            if phase == "both":
+                return "gateway_worker" in text and "replica_worker" in text
+            if phase == "folder":
+                return app.folder() is not None
+            return f"engine.{phase}" in text
+
+        await until(is_there, phase, every_s=0.002)
+        app.send(signal.SIGTERM, group=group)
+        assert await app.exit_code() == 0
+        await app.gone()
 
 
 async def test_a_second_interrupt_ends_at_once():

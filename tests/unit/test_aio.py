@@ -2,7 +2,9 @@
 
 import asyncio
 
-from servekit.core.aio import Tasks
+import pytest
+
+from servekit.core.aio import Tasks, together
 
 
 async def test_a_scope_cancels_what_still_runs():
@@ -71,3 +73,40 @@ async def test_what_a_task_spawns_while_it_is_closed_is_closed_too():
     await asyncio.sleep(0)
     await tasks.close()
     assert late[0].done()
+
+
+async def test_work_together_ends_at_its_first_failure():
+    """The others are cancelled, and have ended when it is raised."""
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await together(work("a"), fail(), work("b"))
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_work_together_is_cancelled_together():
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(name)
+
+    task = asyncio.ensure_future(together(work("a"), work("b")))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(ended) == ["a", "b"]

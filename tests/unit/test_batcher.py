@@ -12,6 +12,7 @@ from servekit.runtime.batcher import Batcher, Dispatch, Refuse
 from servekit.runtime.latency import LatencyModel, SlidingQuantile
 from servekit.runtime.queue import Entry
 from servekit.spec.policy import BatchPolicy
+from tests.examples import examples
 
 PROFILE = {rows: 0.010 + 0.001 * rows for rows in (1, 8, 64)}
 
@@ -241,7 +242,7 @@ class Schedule(RuleBasedStateMachine):
 
 TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(
-    max_examples=120,
+    max_examples=examples(120),
     stateful_step_count=40,
     derandomize=True,
     deadline=None,

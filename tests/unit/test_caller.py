@@ -45,7 +45,9 @@ class Loop:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+    def call_later(
+        self, delay: float, callback: Callable[[], None], *, context: object = None
+    ) -> Timer:
         timer = Timer(self.now + delay, callback)
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
@@ -76,7 +78,7 @@ class World:
 
     def __init__(self, now: float = 1000.0) -> None:
         self.loop = Loop(now)
-        self.caller = Caller(self.loop, self._sent)  # type: ignore[arg-type]
+        self.caller = Caller(self.loop, self._sent, lambda: None)  # type: ignore[arg-type]
         self.cancels: dict[int, float] = {}
         """When a call's CANCEL was sent."""
 

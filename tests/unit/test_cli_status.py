@@ -4,11 +4,14 @@ import socket
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from servekit.cli.apps import App, chosen, running, the_one
 from servekit.cli.main import run
-from servekit.cli.status import _duration, running
-from servekit.engine.control import AppStatus, ReplicaStatus, ServiceStatus, handler
+from servekit.cli.status import _duration
+from servekit.engine.control import AppStatus, ProcessStatus, ServiceStatus, handler
+from servekit.errors import ConfigError
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, Listener
@@ -19,18 +22,22 @@ APP = AppStatus(
     pid=4,
     revision="0123456789ab",
     uptime_s=3723.0,
+    gateways=[
+        ProcessStatus(id="gateway-1", pid=7, state="ready", ongoing=2, finished=9, rss=2**25)
+    ],
     services=[
         ServiceStatus(
             name="Search",
             version="1",
             state="up",
+            bounds="1..2",
             desired=1,
             restarts=2,
             replicas=[
-                ReplicaStatus(
+                ProcessStatus(
                     id="Search-1", pid=5, state="ready", ongoing=3, finished=44, rss=2**26
                 ),
-                ReplicaStatus(
+                ProcessStatus(
                     id="Search-2",
                     pid=6,
                     state="unready",
@@ -41,7 +48,15 @@ APP = AppStatus(
                 ),
             ],
         ),
-        ServiceStatus(name="Lazy", version="1", state="asleep", desired=0, restarts=0, replicas=[]),
+        ServiceStatus(
+            name="Lazy",
+            version="1",
+            state="asleep",
+            bounds="0..1",
+            desired=0,
+            restarts=0,
+            replicas=[],
+        ),
     ],
 )
 
@@ -57,7 +72,7 @@ def make(folder: Path, name: str) -> Path:
     return folder / name / "admin.sock"
 
 
-async def ask_beside_others(folder: Path) -> list[AppStatus]:
+async def ask_beside_others(folder: Path) -> list[App]:
     async def status(_: bytes) -> AppStatus:
         return APP
 
@@ -84,25 +99,45 @@ def test_finds_what_answers_and_leaves_out_what_does_not(folder):
     make(folder, "servekit-empty")
     make(folder, "servekit-file").write_text("no socket")
     make(folder, "else-b")
-    assert asyncio.run(ask_beside_others(folder)) == [APP]
+    [app] = asyncio.run(ask_beside_others(folder))
+    assert app == (folder / "servekit-a/admin.sock", APP)
 
 
 def test_a_table_for_people(folder, monkeypatch, capsys):
-    async def found(_: Path) -> list[AppStatus]:
-        return [APP]
+    async def found(_: Path) -> list[App]:
+        return [App(Path("admin.sock"), APP)]
 
     monkeypatch.setattr("servekit.cli.status.running", found)
     assert run(["status"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "app:Search  http://127.0.0.1:3000  pid 4, up 1 h 2 min, revision 0123456789ab",
-        "  service  replica     pid  state    ongoing  finished  memory",
-        "  Search   Search-1    5    ready    3        44        64 MiB",
-        "           Search-2    6    unready  0        0         -       ill",
-        "           2 restarts",
-        "  Lazy     none             asleep",
+        "  service    process     pid  state    ongoing  finished  memory",
+        "  (gateway)  gateway-1   7    ready    2        9         32 MiB",
+        "  Search     Search-1    5    ready    3        44        64 MiB",
+        "             Search-2    6    unready  0        0         -       ill",
+        "             2 restarts",
+        "  Lazy       none             asleep",
     ]
     assert run(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["services"][0]["replicas"][0]["finished"] == 44
+
+
+def test_one_app_is_chosen():
+    other = msgspec.structs.replace(APP, url="http://127.0.0.1:4000", pid=9)
+    apps = [App(Path("a"), APP), App(Path("b"), other)]
+    assert the_one(apps[:1], None, None).socket == Path("a")
+    assert the_one(apps, "http://127.0.0.1:4000/", None).socket == Path("b")
+    assert the_one(apps, None, 4).socket == Path("a")
+    assert chosen(apps, None, None) == apps
+    assert chosen(apps, "http://127.0.0.1:4000", 4) == []
+    with pytest.raises(ConfigError, match=r"2 apps run here; choose one by --url or --pid\n  app:"):
+        the_one(apps, None, None)
+    with pytest.raises(
+        ConfigError, match=r"no such app\n  app:Search  http://127.0.0.1:3000  pid 4"
+    ):
+        the_one(apps, None, 5)
+    with pytest.raises(ConfigError, match="no app runs here; servekit serve"):
+        the_one([], None, None)
 
 
 def test_nothing_runs(folder, monkeypatch, capsys):

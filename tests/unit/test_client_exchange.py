@@ -18,7 +18,7 @@ from servekit.errors import (
     ReplicaLost,
     Unavailable,
 )
-from servekit.gateway.answer import event
+from servekit.gateway.answer import Framing
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
@@ -30,8 +30,8 @@ json_values = st.recursive(
 
 
 def body_of(values, *, last: bytes = b"") -> bytes:
-    chunks = [event(msgspec.json.encode(value)) for value in values]
-    return b"".join(chunks) + (last or event(b"", name=b"end"))
+    chunks = [Framing.chunk(msgspec.json.encode(value)) for value in values]
+    return b"".join(chunks) + (last or Framing.end)
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -65,7 +65,7 @@ def test_byte_by_byte(values):
 def test_an_error_event_is_raised_behind_the_chunks_before_it(values, places):
     error = Overloaded("enough", reason="why", retry_after_s=2.5)
     document = msgspec.json.encode({"error": error.details() | {"request_id": "r"}})
-    data = body_of(values, last=event(document, name=b"error"))
+    data = body_of(values, last=Framing.error(document))
     reader, got = EventReader(), []
     with pytest.raises(Overloaded, match="enough") as caught:
         for piece in cut(data, places):

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import gc
+import weakref
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from math import ceil
 
 import msgspec
@@ -29,6 +31,7 @@ from servekit.wire.frames import Frame, FrameReader, Hello, Kind, encode
 from servekit.wire.outbox import BURST
 from servekit.wire.streams import WINDOW
 from tests.calls import make_call
+from tests.examples import examples
 
 pack = msgspec.msgpack.encode
 
@@ -365,6 +368,23 @@ async def test_a_deadline_that_has_passed_sends_nothing():
         assert not caught.value.started
         await client.ping()
         assert handler.began == 0
+
+
+async def test_the_timer_of_the_deadlines_keeps_nothing_of_a_call():
+    current: ContextVar[object] = ContextVar("current")
+
+    async def within(call: Call) -> Reply:
+        current.set(call)
+        return await client.call(call)
+
+    async with joined(echo) as (client, _):
+        call = a_call(deadline=now() + 60)
+        gone = weakref.ref(call)
+        await asyncio.create_task(within(call))
+        del call
+        await client.ping()
+        assert client._caller._sweeper is not None
+        assert gone() is None
 
 
 async def test_a_connection_that_has_ended_looks_for_no_deadlines():
@@ -869,7 +889,7 @@ async def test_call_and_cancel_in_one_packet_leave_nothing_behind():
     ),
     again=st.integers(1, 3),
 )
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_of_a_greeted_peer_end_its_connection_at_most(data, again):
     async def attack() -> None:
         failures: list[dict[str, object]] = []

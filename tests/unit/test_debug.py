@@ -21,16 +21,16 @@ from tests.door import (
 EVIL = "</script><script>document.title='owned'</script><!--&\u2028"
 
 
-class Stranger:
-    """Something that is connected, and no protocol of ours."""
+class Socket:
+    """Stands for uvicorn's protocol of a WebSocket."""
 
 
 async def look(door: Door, app: object = None) -> dict:
     async def status() -> object:
         return app
 
-    connections = lambda: [*door.state.connections, Stranger()]  # noqa: E731
-    debug = Debug(door.gateway, connections, status, {"host": "h"})
+    connections = lambda: [*door.state.connections, Socket()]  # noqa: E731
+    debug = Debug("gateway-1", door.gateway, connections, status, {"host": "h"})
     return msgspec.json.decode(await debug.document())
 
 
@@ -38,7 +38,8 @@ async def test_at_rest():
     async with Door() as door:
         found = await look(door, {"target": "app"})
         assert (found["running"], found["oldest"], found["errors"]) == (0, [], [])
-        assert found["connections"] == 0
+        assert (found["connections"], found["websockets"]) == (1, 1)
+        assert found["gateway"] == "gateway-1"
         assert found["app"] == {"target": "app"}
         assert found["settings"] == {"host": "h"}
 
@@ -52,7 +53,7 @@ async def test_what_runs_oldest_first(until):
             await until(lambda number=number: len(door.calls) == number + 1)
         await door.connect()
         found = await look(door)
-        assert (found["connections"], found["running"]) == (4, 3)
+        assert (found["connections"], found["running"]) == (5, 3)
         assert [r["request_id"] for r in found["oldest"]] == ["r-0", "r-1", "r-2"]
         ages = [r["age_s"] for r in found["oldest"]]
         assert ages == sorted(ages, reverse=True)

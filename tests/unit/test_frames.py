@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from servekit.errors import WireError
 from servekit.wire.frames import LARGE, Frame, FrameReader, Kind, encode
+from tests.examples import examples
 
 MAX = 1 << 20
 
@@ -55,7 +56,7 @@ def test_round_trip_however_it_is_cut(sent, places):
 
 
 @given(sent=st.lists(frames, max_size=3))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_round_trip_byte_by_byte(sent):
     data = b"".join(map(wire, sent))
     pieces = [data[i : i + 1] for i in range(len(data))]
@@ -70,7 +71,7 @@ large_sizes = st.sampled_from([LARGE - 40, LARGE - 14, LARGE - 1, LARGE, LARGE +
     header=headers,
     places=st.lists(st.integers(0, 1 << 20), max_size=6),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_large_frames_between_small_ones(sizes, header, places):
     parts = [bytes([65 + i]) * size for i, size in enumerate(sizes)]
     sent = [(4, 1, b"before", []), (4, 2, header, parts), (4, 3, b"", [b"after"])]
@@ -189,7 +190,7 @@ def read_all(reader: FrameReader, data: bytes) -> list[Frame] | None:
 
 
 @given(data=st.binary(max_size=400))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_bytes_are_frames_or_a_wire_error(data):
     read_all(FrameReader(4096), data)
 
@@ -199,7 +200,7 @@ def test_any_bytes_are_frames_or_a_wire_error(data):
     at=st.integers(0, 10_000),
     flip=st.integers(1, 255),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_changed_byte_gives_other_frames_or_a_wire_error(frame, at, flip):
     data = bytearray(wire(frame))
     data[at % len(data)] ^= flip
@@ -213,7 +214,7 @@ def test_a_changed_byte_gives_other_frames_or_a_wire_error(frame, at, flip):
     prefix=st.tuples(st.integers(0, 64), st.integers(0, 12), st.integers(0, 4), st.integers(0, 64)),
     rest=st.binary(max_size=80),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_plausible_prefixes_with_any_rest(prefix, rest):
     size, kind, count, header = prefix
     data = struct.pack("<IIBxHH", size, 1, kind, count, header) + rest

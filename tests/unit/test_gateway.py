@@ -737,6 +737,7 @@ async def test_an_error_behind_the_first_chunk_is_an_event(client):
         "reason": "overloaded",
         "message": "enough",
         "retry_after_s": 1.0,
+        "started": True,
         "request_id": "r-9",
     }
     assert client.ended

@@ -277,8 +277,12 @@ async def test_a_websocket_is_closed_before_it_is_open(guarded):
     async def never(*_):
         raise AssertionError
 
-    await GuardedApp(never, guard)({"type": "websocket", "path": "/ws", "headers": []}, None, send)
-    assert sent == [{"type": "websocket.close", "code": 1008}]
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    scope = {"type": "websocket", "path": "/ws", "headers": []}
+    await GuardedApp(never, guard)(scope, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 4401}]
 
 
 async def test_an_app_does_not_see_our_credentials(guarded):

@@ -234,6 +234,7 @@ def test_an_operation_is_described_by_its_docstring(doc: dict[str, Any]) -> None
     assert query["tags"] == ["Search", "reading"]
     assert query["x-servekit"] == {
         "service": "Search",
+        "version": "7",
         "endpoint": "query",
         "kind": "unary",
         "idempotent": False,
@@ -343,7 +344,7 @@ def test_media_types_of_answers(doc: dict[str, Any]) -> None:
 
 def test_a_stream_describes_its_chunks(doc: dict[str, Any]) -> None:
     answer = content(doc, "/answer", of="200")
-    assert list(answer) == ["text/event-stream"]
+    assert list(answer) == ["text/event-stream", "application/x-ndjson"]
     data = answer["text/event-stream"]["x-itemSchema"]["properties"]["data"]
     assert data["contentSchema"]["title"] == "Hit"
 

@@ -1,18 +1,21 @@
 """The HTTP protocol on real sockets and loops: whatever a client does, its answers stay in step."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from servekit.core.call import BINARY, Payload, Reply
 from tests.door import (
     HEAD,
     Client,
     Door,
     bytes_of,
     chunked,
+    chunks,
     get,
     head,
     loop,  # noqa: F401  (each test runs on either loop)
@@ -166,6 +169,111 @@ async def test_a_server_that_shuts_down_leaves_an_idle_connection():
         await client.lives()
         client.protocol.shutdown()
         assert await client.rest() == b""
+
+
+PAGE = head("GET /page HTTP/1.1")
+
+
+@pytest.mark.parametrize("request_", [post(b"1"), PAGE, post(b"12", "/tokens"), post(b"", "/no")])
+async def test_a_server_that_is_about_to_leave_answers_and_says_so(request_):
+    """A connection that was idle has one more answer, and then goes elsewhere."""
+    async with Door() as door:
+        client, other = await door.connect(), await door.connect()
+        await client.lives()
+        door.leave()
+        for asking in (client, other):
+            answer = await asking.ask(request_)
+            assert answer.status == (404 if b"/no" in request_ else 200)
+            assert answer.headers["connection"] == "close"
+            assert await asking.rest() == b""
+
+
+@pytest.mark.parametrize("behind", [b"", post(b"3"), PAGE])
+async def test_the_last_answer_that_is_due_is_the_connections_last(until, behind):
+    """What was in line before the server was about to leave is answered, too."""
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post(b"12") + behind)
+        await until(lambda: door.calls)
+        await turns(5)
+        door.leave()
+        door.go_on.set()
+        answers = [await client.answer() for _ in range(2 if behind else 1)]
+        assert [answer.status for answer in answers] == [200] * len(answers)
+        closes = [answer.headers.get("connection") for answer in answers]
+        assert closes == [*[None] * (len(answers) - 1), "close"]
+        assert await client.rest() == b""
+
+
+async def test_work_that_is_cut_off_is_answered(until):
+    """When the time to drain is over: an error with a status, within a stream as an event."""
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post())
+        await until(lambda: door.calls)
+        client.protocol.shutdown()
+        door.cut()
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (503, "unavailable")
+        assert answer.headers["connection"] == "close"
+        assert await client.rest() == b""
+        assert door.cancelled == 1
+        assert door.counted() == {"503": 1}
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_a_stream_that_is_cut_off_says_so(until, raw):
+    async with Door() as door:
+        door.stream = endless()
+        client = await door.connect()
+        accept = "accept: application/octet-stream" if raw else "accept: */*"
+        await client.send(post(b"1", "/tokens", accept))
+        await until(lambda: door.calls)
+        await turns(20)
+        door.cut()
+        if raw:
+            with pytest.raises(EOFError):
+                await client.answer()
+        else:
+            events = (await client.answer()).body.split(b"\n\n")
+            assert events[0] == b"data: 1"
+            assert events[-2].startswith(b"event: error\n")
+            assert b'"shutdown"' in events[-2]
+
+
+async def test_a_stream_that_is_cut_off_while_it_closes_has_no_second_answer(until):
+    async with Door() as door:
+        door.stream = Reluctant()
+        client = await door.connect()
+        await client.send(post(b"1", "/tokens"))
+        await until(lambda: door.stream.closing)
+        door.cut()
+        rest = await client.rest()
+        assert rest.count(b"HTTP/1.1") == 1
+        assert not rest.endswith(b"0\r\n\r\n")
+
+
+class Reluctant:
+    """A stream that ends, and whose close does not."""
+
+    closing = False
+
+    def __aiter__(self) -> "Reluctant":
+        return self
+
+    async def __anext__(self) -> Payload:
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closing = True
+        await asyncio.get_running_loop().create_future()
+
+
+async def endless() -> AsyncIterator[Payload]:
+    yield Payload(BINARY, (b"1",))
+    await asyncio.get_running_loop().create_future()
 
 
 # -- clients that leave
@@ -517,6 +625,33 @@ async def test_a_client_that_is_kept_waiting_is_not_blamed_for_it(until):
         door.go_on.set()
         assert (await client.answer()).body == b"1" * 100
         assert (await client.answer()).body == b"2" * 100
+
+
+@pytest.mark.parametrize("kind", ["whole", "many", "stream"])
+async def test_a_client_that_does_not_read_is_hung_up_on(until, kind):
+    """One that is slow is not: it has read its 20 KiB whenever it is looked at."""
+    async with Door() as door:
+        client, clock = await watched(door)
+        answer = bytes_of(16 << 20)
+        if kind == "stream":
+            door.stream = chunks(*[answer[:100_000]] * 160)
+            await client.send(post(b"12", "/tokens"))
+        else:
+            size = len(answer) if kind == "whole" else 200_000
+            door.reply = Reply(Payload(BINARY, (answer[:size],)))
+            await client.send(post(b"1") * (len(answer) // size))
+        flow = client.protocol.flow
+        await until(lambda: flow.write_paused)
+        for _ in range(3):
+            left = client.protocol.transport.get_write_buffer_size()
+            await client.take(1 << 20)
+            await until(lambda left=left: client.protocol.transport.get_write_buffer_size() != left)
+            await until(lambda: flow.write_paused)
+            clock.go(19.9)
+            assert not client.protocol.transport.is_closing()
+        clock.go(40.1)
+        await until(lambda: not door.state.connections)
+        assert len(await client.rest()) < len(answer) // 2
 
 
 async def test_a_client_that_goes_on_sending_what_was_refused_is_hung_up_on(until):

@@ -13,9 +13,9 @@ NAMES = {
     "__version__", "errors",
     # declare
     "service", "endpoint", "batched", "depends", "ref",
-    "on_build", "setup", "warmup", "ready", "live", "teardown",
+    "mount_asgi", "on_build", "setup", "warmup", "ready", "live", "teardown",
     # types and settings
-    "Array", "Autoscale", "Item", "ItemError", "Limits",
+    "Array", "Autoscale", "File", "Item", "ItemError", "Limits",
     # use
     "AsyncClient", "Client", "connect", "context", "local",
 }  # fmt: skip

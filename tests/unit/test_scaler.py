@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from servekit.engine.scaler import PANIC_S, STABLE_S, Scaler
 from servekit.spec.policy import Autoscale
+from tests.examples import examples
 
 
 class Service:
@@ -115,6 +116,27 @@ def test_the_worst_wave_moves_once_per_delay():
     turns = sum((a > 0) != (b > 0) for a, b in pairwise(steps))
     assert max(wanted) == 16
     assert turns <= 2 * 10
+
+
+def test_zero_has_a_delay_of_its_own():
+    """One replica goes after `idle_s`; two become one after `down_delay_s`, however short it is."""
+    quick = Service(Autoscale(min=0, max=4, down_delay_s=600, idle_s=5))
+    quick.run(30, 1)
+    assert quick.run(12, 0) == [1] * 5 + [0] * 7
+    slow = Service(Autoscale(min=0, max=4, down_delay_s=5, idle_s=200))
+    slow.run(200, 2)
+    assert slow.run(199, 0)[-1] == 1
+    assert slow.run(2, 0)[-1] == 0
+    both = Service(Autoscale(min=0, max=4, down_delay_s=300, idle_s=5))
+    both.run(200, 2)
+    assert set(both.run(200, 0)) == {2}
+
+
+def test_short_calls_between_two_ticks_keep_it_awake():
+    """None is ever on board when the scaler looks, but some were answered since it did."""
+    service = Service(Autoscale(min=0, max=4, idle_s=5))
+    assert set(service.run(300, 0, rate_per_s=0.5)) == {1}
+    assert service.run(7, 0)[-1] == 0
 
 
 def test_dead_quiet_stays_at_the_least():
@@ -319,11 +341,13 @@ class ScalerMachine(RuleBasedStateMachine):
             assert self.policy.min <= self.desired <= self.policy.max
 
 
-ScalerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
+ScalerMachine.TestCase.settings = settings(
+    max_examples=examples(30), stateful_step_count=12, deadline=None
+)
 TestScalerMachine = ScalerMachine.TestCase
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), min_size=1, max_size=60),
     st.floats(0, 10),

@@ -38,6 +38,7 @@ from servekit.spec.item import Item, ItemError
 from servekit.spec.schema import endpoint_schemas
 from servekit.spec.segment import KEY
 from servekit.spec.tensor import ITEM_BYTES, write_npy
+from tests.examples import examples
 
 T = TypeVar("T")
 Image = Array["float32", "N 3"]
@@ -136,7 +137,7 @@ def test_keys_are_parameters():
     assert inputs.json_schema["additionalProperties"] is False
     assert output.json_schema["properties"]["text"] == {"title": "Text", "type": "string"}
     assert inputs.decode(as_json({"values": [1, 2.5]})) == ((), {"values": [1.0, 2.5]})
-    assert (inputs.binary, output.binary) == ("", "")
+    assert (inputs.form, output.form) == ("", "")
 
 
 def test_a_positional_only_parameter_is_the_body():
@@ -180,7 +181,7 @@ def test_batched_methods_have_the_schema_of_an_item():
 
     inputs, output = schemas(embed, batched="list")
     assert inputs.decode(as_json("a")) == (("a",), {})
-    assert output.binary == "array"
+    assert output.form == "array"
     inputs, output = schemas(items, batched="list")
     assert inputs.decode(as_json({"text": "a"})) == ((Doc(text="a"),), {})
     assert output.json_schema == {"type": "string"}
@@ -201,7 +202,7 @@ def test_batched_along_an_axis():
     def project(self, x: NDArray[np.float32]) -> Annotated[np.ndarray, Array["int8", "N"]]: ...
 
     inputs, output = schemas(project, batched="axis")
-    assert (inputs.binary, output.binary) == ("array", "array")
+    assert (inputs.form, output.form) == ("array", "array")
     assert inputs.decode(as_json([[1, 2]]))[0][0].shape == (1, 2)
 
 
@@ -849,7 +850,7 @@ for index, (hint, values) in enumerate(CASES):
 
 @pytest.mark.parametrize(("inputs", "output", "values"), CASES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_between_services_nothing_changes(inputs, output, values, data):
     value = data.draw(values)
     payload = inputs.encode((value,), {})
@@ -872,7 +873,7 @@ FUZZED = [body_of(hint) for hint in (Image, bytes, Any, Row, dict[str, list[Imag
     st.lists(st.binary(max_size=24), max_size=2),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
 def test_only_call_errors_come_out(pair, content_type, document, segments, internal):
     inputs, output = pair

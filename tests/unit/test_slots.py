@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from servekit.errors import Overloaded
 from servekit.runtime.slots import Slots
+from tests.examples import examples
 
 
 async def use(slots: Slots, granted: list[int], id_: int) -> None:
@@ -117,7 +118,7 @@ class Machine(RuleBasedStateMachine):
             self.loop.close()
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+Machine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25)
 TestSlots = Machine.TestCase
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import threading
+import weakref
 
 import pytest
 
@@ -80,6 +81,17 @@ async def test_work_runs_in_a_copy_of_the_callers_context(make):
 
     assert await threads.submit(job) == "mine"
     assert LABEL.get() == "mine"
+
+
+async def test_a_thread_that_waits_holds_nothing_of_its_last_work(make, until):
+    class Array:
+        pass
+
+    threads = make()
+    argument = Array()
+    gone = weakref.ref(argument), weakref.ref(await threads.submit(lambda it=argument: [it][0]))
+    del argument
+    await until(lambda: all(ref() is None for ref in gone))
 
 
 async def test_work_that_is_cancelled_before_it_began_is_skipped(make):

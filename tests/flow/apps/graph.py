@@ -35,6 +35,11 @@ class Root:
         time.sleep(0.05)
         return x
 
+    @sk.endpoint
+    async def block(self, seconds: float) -> None:
+        note("block")
+        time.sleep(seconds)  # on the event loop: what a service must not do
+
 
 @sk.service
 class LoneChild(Child):

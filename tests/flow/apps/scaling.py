@@ -1,6 +1,11 @@
 """Services whose number of replicas follows the load."""
 
 import asyncio
+import os
+import time
+from pathlib import Path
+
+from graph import note
 
 import servekit as sk
 
@@ -19,11 +24,25 @@ class Grows:
         return "quick"
 
 
-@sk.service(replicas=sk.Autoscale(min=0, max=2, target_ongoing=4, down_delay_s=1.0))
+@sk.service(
+    replicas=sk.Autoscale(min=0, max=1, down_delay_s=600.0, idle_s=1.0),
+    limits=sk.Limits(max_ongoing=1),
+)
 class Sleeper:
     @sk.endpoint
     async def ask(self, x: int) -> int:
         return x
+
+    @sk.endpoint
+    async def hold(self, seconds: float) -> str:
+        note("hold")
+        await asyncio.sleep(seconds)
+        return "held"
+
+    @sk.endpoint(max_concurrency=1)
+    def nap(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "napped"
 
 
 @sk.service
@@ -33,3 +52,55 @@ class Front:
     @sk.endpoint
     async def ask(self, x: int) -> int:
         return await self.sleeper.ask.remote(x)
+
+    @sk.endpoint
+    async def nap(self, seconds: float) -> str:
+        return await self.sleeper.nap.remote(seconds)
+
+    @sk.endpoint
+    async def hold(self, seconds: float) -> str:
+        return await self.sleeper.hold.remote(seconds)
+
+
+def is_first() -> bool:
+    """Return whether no replica of this app asked before."""
+    mark = Path(f"{os.environ['TRACE']}.first")
+    was_there = mark.exists()
+    mark.touch()
+    return not was_there
+
+
+@sk.service(replicas=sk.Autoscale(min=0, max=4, target_ongoing=4, idle_s=1.0))
+class Slow:
+    """Takes its time to start, but for the first."""
+
+    def __init__(self) -> None:
+        if not is_first():
+            time.sleep(float(os.environ["LOAD_S"]))
+
+    @sk.endpoint
+    async def ask(self, x: int) -> int:
+        return x
+
+
+@sk.service(replicas=1)
+class SlowTwin(Slow):
+    pass
+
+
+@sk.service
+class Lone:
+    def __init__(self) -> None:
+        if not is_first():
+            raise RuntimeError("there can be only one")
+
+    @sk.endpoint
+    async def echo(self, x: int) -> int:
+        return x
+
+
+@sk.service(gpu=1)
+class OnGpu:
+    @sk.endpoint
+    async def echo(self, x: int) -> int:
+        return x
