@@ -7,12 +7,25 @@ import time
 
 import jwt
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from tests.flow.harness import COMMAND, ROOT, Running, serving, until
 
 SECRET = "s" * 40
 OPEN = ("/livez", "/readyz", "/startupz")
-CLOSED = ("/who", "/docs", "/openapi.json", "/metrics", "/debug", "/debug.json", "/nothing")
+CLOSED = (
+    "/web/who",
+    "/web/x",
+    "/talk",
+    "/who",
+    "/docs",
+    "/openapi.json",
+    "/metrics",
+    "/debug",
+    "/debug.json",
+    "/nothing",
+)
 
 
 def keys(*words: str) -> str:
@@ -45,7 +58,7 @@ async def test_an_app_that_asks_who_calls(tmp_path):
         "SERVEKIT_JWT_KEY": str(secret),
         "SERVEKIT_JWT_AUDIENCE": "app",
     }
-    async with serving("callers.py:Root", env=env) as app:
+    async with serving("callers.py:Root", env=env | {"SERVEKIT_GATEWAY_WORKERS": "1"}) as app:
         for path in OPEN:
             assert (await app.get(path)).status == 200
         for path in CLOSED:
@@ -72,6 +85,21 @@ async def test_an_app_that_asks_who_calls(tmp_path):
             assert (answer.status, answer.reason) == (401, "invalid_credentials")
         old = token(aud="app", exp=time.time() - 3600)
         assert (await app.post("/who", headers=bearer(old))).reason == "expired_credentials"
+
+        # Mounted apps and WebSockets are asked, too.
+        seen = await app.call("GET", "/web/who", headers=bearer(key))
+        assert seen.body == b"team-a content-length host"
+        refused = await app.call("POST", "/web/who", body=bytes(500_000))
+        assert (refused.status, refused.reason) == (401, "missing_credentials")
+        url = app.url.replace("http", "ws") + "/talk"
+        async with connect(url, additional_headers=bearer(key)) as talk:
+            await talk.send("hi")
+            assert await talk.recv() == "team-a says hi"
+        for headers in ({}, bearer("sk_wrong_key")):
+            with pytest.raises(InvalidStatus) as caught:
+                await connect(url, additional_headers=headers)
+            assert caught.value.response.status_code == 401
+            assert caught.value.response.headers["www-authenticate"].startswith("Bearer")
 
         # A key's own limits.
         statuses = [(await app.post("/who", headers=bearer(slow))).status for _ in range(3)]
@@ -143,3 +171,20 @@ async def test_an_address_that_others_reach_is_warned_of_once(host):
         events = [json.loads(line) for line in app.lines if line.startswith("{")]
         warnings = [e for e in events if "whoever reaches this address may call" in str(e)]
         assert len(warnings) == (host == "0.0.0.0")
+
+
+async def test_gateways_share_a_keys_limits_and_each_takes_new_keys(tmp_path):
+    file = tmp_path / "keys.toml"
+    key = keys("add", "a", "--file", str(file), "--rate", "1/h", "--burst", "20")
+    env = {"SERVEKIT_API_KEYS": str(file), "SERVEKIT_GATEWAY_WORKERS": "2"}
+    async with serving("callers.py:Root", env=env) as app:
+        answers = [await app.post("/who", headers=bearer(key)) for _ in range(200)]
+        admitted = sum(answer.status == 200 for answer in answers)
+        assert 0 < admitted <= 20  # each has half, and which one is asked is chance
+        new = keys("add", "b", "--file", str(file))
+
+        async def known() -> bool:
+            asked = [await app.post("/who", headers=bearer(new)) for _ in range(20)]
+            return all(answer.status == 200 for answer in asked)
+
+        await until(known, "all gateways know the new key")

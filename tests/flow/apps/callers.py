@@ -1,5 +1,12 @@
 """Two services that tell who called."""
 
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
 import servekit as sk
 
 
@@ -31,3 +38,16 @@ class Root:
     @sk.endpoint
     def fail(self) -> None:
         raise ValueError("the password is 1234")
+
+    @sk.endpoint
+    async def talk(self, words: AsyncIterator[str]) -> AsyncIterator[str]:
+        async for word in words:
+            yield f"{sk.context().caller} says {word}"
+
+    @sk.mount_asgi("/web")
+    def web(self) -> Starlette:
+        async def who(request: Request) -> PlainTextResponse:
+            names = " ".join(sorted(request.headers))
+            return PlainTextResponse(f"{sk.context().caller} {names}")
+
+        return Starlette(routes=[Route("/who", who, methods=["GET", "POST"])])
