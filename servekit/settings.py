@@ -6,8 +6,9 @@ table, or a value that can't be used, is a `ConfigError` that says where it was 
 """
 
 import os
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -24,6 +25,8 @@ SOCKET_ROOM_BYTES: Final = 40
 
 _RUNTIME_DIR_BYTES: Final = SOCKET_PATH_BYTES - SOCKET_ROOM_BYTES
 _PREFIX: Final = "SERVEKIT_"
+_SECRET: Final = re.compile(r"secret|token|password|key$")
+_USER_INFO: Final = re.compile(r"://[^/?#@\s]*@")
 
 
 class _Unusable(Exception):
@@ -79,6 +82,24 @@ def _directory(value: object) -> Path:
     return path
 
 
+def _file(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise _Unusable("need the path of a file")
+    return Path(value)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        raise _Unusable("need words, separated by commas")
+    found: list[str] = []
+    for word in cast("Sequence[object]", words):
+        if not isinstance(word, str) or not word.strip():
+            raise _Unusable("need words, separated by commas")
+        found.append(word.strip())
+    return tuple(found)
+
+
 def _setting(default: Any, parse: Callable[[object], Any], variable: str = "") -> Any:
     """Return a dataclass field that knows how to read its value, and its variable's odd name."""
     return field(default=default, metadata={"parse": parse, "variable": variable})
@@ -102,6 +123,13 @@ class Settings:
             so that balancers can go elsewhere first.
         drain_s: Longest wait for running calls at shutdown, after that delay.
         start_timeout_s: Longest time for a replica to become ready.
+        api_keys: A TOML file of API keys, one of which a request must bring; see `servekit keys`.
+        jwt_key: A file with what signs the tokens that a request may bring instead: a public key as
+            PEM, a JWKS, or a secret.
+        jwt_algorithms: Signature algorithms to accept, separated by commas; empty is all that the
+            key is good for.
+        jwt_issuer: What a token's `iss` must be; None is anything.
+        jwt_audience: What a token's `aud` must be or contain; None is anything.
     """
 
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error", "critical"))
@@ -115,6 +143,11 @@ class Settings:
     drain_delay_s: float = _setting(5.0, _seconds)
     drain_s: float = _setting(20.0, _seconds)
     start_timeout_s: float = _setting(600.0, _seconds)
+    api_keys: Path | None = _setting(None, _file)  # noqa: RUF009
+    jwt_key: Path | None = _setting(None, _file)  # noqa: RUF009
+    jwt_algorithms: tuple[str, ...] = _setting((), _words)
+    jwt_issuer: str | None = _setting(None, _text)
+    jwt_audience: str | None = _setting(None, _text)
 
     @classmethod
     def load(
@@ -147,6 +180,19 @@ class Settings:
                 except _Unusable as need:
                     raise ConfigError(f"{source.where}: {written} = {value!r}: {need}") from None
         return cls(**values)
+
+    def shown(self) -> dict[str, str]:
+        """Return all settings as text for people; what may be a secret is masked."""
+        return {f.name: _masked(f.name, getattr(self, f.name)) for f in fields(self)}
+
+
+def _masked(name: str, value: object) -> str:
+    if value is None or value == ():
+        return ""
+    if not isinstance(value, Path) and _SECRET.search(name):
+        return "…"
+    text = ", ".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
+    return _USER_INFO.sub("://…@", text)
 
 
 class _Source(NamedTuple):

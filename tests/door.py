@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 import servekit as sk
 from servekit.core.call import BINARY, Call, Payload, Reply
+from servekit.gateway.guard import Guard
 from servekit.gateway.http import Gateway
 from servekit.gateway.protocol import HttpProtocol
 from servekit.gateway.server import Server
@@ -160,7 +161,7 @@ class Client:
 class Door:
     """A gateway whose endpoints answer with what they got, unless `reply` says otherwise."""
 
-    def __init__(self, *, keep_alive_s: float = 75) -> None:
+    def __init__(self, *, keep_alive_s: float = 75, guard: Guard | None = None) -> None:
         self.calls: list[Call] = []
         self.bodies: list[bytes] = []
         self.reply: object = None
@@ -169,9 +170,9 @@ class Door:
         self.go_on = asyncio.Event()
         self.metrics = Metrics()
         self.state = ServerState()
-        self._gateway = Gateway(self._handle, Families(self.metrics))
-        self._gateway.serve(SPEC)
-        self._server = Server(self._gateway, page, None, drain_s=1.0)
+        self.gateway = Gateway(self._handle, Families(self.metrics), guard)
+        self.gateway.serve(SPEC)
+        self._server = Server(self.gateway, page, None, drain_s=1.0)
         self._server.server_state = self.state
         self._config = self._server.config
         self._config.load()

@@ -25,8 +25,9 @@ _VERBS: Final = {
     "status": ("status", "servekit status --json"),
     "scale": ("scale", "servekit scale Embedder=3 --wait"),
     "doctor": ("doctor", "servekit doctor"),
+    "keys": ("keys", "servekit keys add team-a --file keys.toml"),
 }
-"""Each verb's module, in which a function has the verb's name, and an example of its use."""
+"""Each verb's module, in which a function or a group has its name, and an example of its use."""
 
 
 @runtime_checkable
@@ -112,5 +113,8 @@ def _command(word: str) -> Any:
     for name in [word] if word in _VERBS else _VERBS:
         module, example = _VERBS[name]
         verb = getattr(import_module(f"servekit.cli.{module}"), name)
-        app.command(name, epilog=f"Example:  {example}")(verb)
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, name=name, epilog=f"Example:  {example}")
+        else:
+            app.command(name, epilog=f"Example:  {example}")(verb)
     return typer.main.get_command(app)

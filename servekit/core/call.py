@@ -72,6 +72,7 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
         affinity_key: Calls with the same key prefer the same replica.
         traceparent: W3C trace context of the caller, or "".
         headers: The caller's HTTP headers, encoded as msgpack `[[name, value], ...]`, or b"".
+        caller: Who called from outside, as the gateway found out; "" if it does not ask.
         payload: The arguments, still encoded.
         chunks: What follows the payload, as it comes, for input that streams; it is read once, so
             a call can't be sent again after that.
@@ -90,6 +91,7 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
     affinity_key: str = ""
     traceparent: str = ""
     headers: bytes = b""
+    caller: str = ""
 
     def remaining(self) -> float | None:
         """Seconds left until the deadline (negative when past), or None."""

@@ -13,6 +13,7 @@ import msgspec
 from servekit.core.call import MSGPACK, Call, Payload, Reply, new_request_id, now
 from servekit.engine.table import Table
 from servekit.errors import CallError, NotFound
+from servekit.gateway.credentials import Credentials
 from servekit.observe.metrics import Snapshot
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.wire.connection import Connection
@@ -50,7 +51,10 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
         folder: The app's private folder.
         drain_s: Longest wait for running requests at the end.
         leaving: The app is about to end; see the verb `leave`.
-        dev: Show the playground.
+        workers: How many gateways share the load.
+        dev: Show the playground, and the debug page to everybody.
+        credentials: One of which a request must bring; None asks for none.
+        settings: What the debug page shows of the settings.
     """
 
     name: str
@@ -60,7 +64,10 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
     table: Table
     drain_s: float
     leaving: bool = False
+    workers: int = 1
     dev: bool = False
+    credentials: Credentials | None = None
+    settings: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from ipaddress import ip_address
 
 import msgspec
 
@@ -49,6 +50,7 @@ class Front:
 
     Attributes:
         url: Where they listen.
+        is_public: Other machines may reach it.
         leaving: The app is about to end, and says so to those who ask whether it is ready.
     """
 
@@ -77,6 +79,7 @@ class Front:
         self.leaving = False
         host, port = listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.is_public = not ip_address(host.partition("%")[0]).is_loopback
 
     @property
     def processes(self) -> list[Process]:

@@ -40,7 +40,9 @@ from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
 from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
+from servekit.gateway.credentials import Credentials
 from servekit.observe.families import Families
+from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate, Metrics
 from servekit.settings import Settings
 from servekit.spec.app import AppSpec, ServiceSpec
@@ -48,6 +50,8 @@ from servekit.spec.policy import Autoscale
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, Listener
+
+_log = get_logger("servekit.supervisor")
 
 _TICK_S = 1.0
 
@@ -60,6 +64,9 @@ class Supervisor:
         settings: Of this process.
         target: What the user asked to serve, for `servekit status`.
         dev: Show the playground.
+
+    Raises:
+        ConfigError: The address can't be had, or a file of credentials can't be used.
 
     Attributes:
         url: Where the gateways listen.
@@ -83,6 +90,11 @@ class Supervisor:
         self._metrics = Metrics(replica="supervisor")
         self._families = Families(self._metrics)
         self._aggregate = Aggregate()
+        self._credentials = Credentials.of(settings)
+        if self._credentials is not None:
+            from servekit.gateway.guard import Guard  # noqa: PLC0415
+
+            Guard(self._credentials)  # so that a mistake in a file is found before anything starts
         self._devices = detect(declared=settings.gpus, visible=settings.cuda_visible_devices)
         self._placement = Placement(self._devices)
         self._front = Front(
@@ -121,6 +133,12 @@ class Supervisor:
             ResourceError: The machine has fewer GPUs than the app asks for.
             SetupError: A replica could not start; nothing is left running.
         """
+        if self._credentials is None and self._front.is_public:
+            _log.warning(
+                "whoever reaches this address may call",
+                url=self.url,
+                fix="set api_keys or jwt_key, unless something in front asks who it is",
+            )
         self._check_resources((s, _number(s.replicas)) for s in self.app.services)
         await self._admin.open()
         for spec in self.app.services:
@@ -277,7 +295,7 @@ class Supervisor:
         }
 
     def _verbs(self) -> Mapping[str, Verb]:
-        return {"wake": self._on_wake, "metrics": self._on_metrics}
+        return {"wake": self._on_wake, "metrics": self._on_metrics, "status": self._on_status}
 
     def _gateway_order(self, name: str, listener: int) -> StartGateway:
         return StartGateway(
@@ -289,6 +307,9 @@ class Supervisor:
             drain_s=self._settings.drain_s,
             leaving=self._front.leaving,
             dev=self._dev,
+            credentials=self._credentials,
+            settings=self._settings.shown(),
+            workers=self._settings.gateway_workers,
         )
 
     # -- routing table -----------------------------------------------------------------------

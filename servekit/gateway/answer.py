@@ -194,11 +194,15 @@ def send_error(exchange: Exchange, error: CallError, request_id: str) -> None:
 
 def error_answer(error: CallError, request_id: str) -> tuple[bytes, bytes]:
     """Return the header lines and the body of an error's answer."""
+    return _lines(*error_headers(error, request_id)), error_document(error, request_id)
+
+
+def error_headers(error: CallError, request_id: str) -> list[tuple[str, str]]:
+    """Return the headers of an error's answer."""
     headers = [("content-type", JSON), ("x-request-id", request_id)]
     if error.retry_after_s is not None:
         headers.append(("retry-after", str(max(1, ceil(error.retry_after_s)))))
-    headers += error.headers.items()
-    return _lines(*headers), error_document(error, request_id)
+    return [*headers, *error.headers.items()]
 
 
 def error_document(error: CallError, request_id: str) -> bytes:
@@ -209,7 +213,9 @@ def error_document(error: CallError, request_id: str) -> bytes:
 async def asgi_error(error: CallError, scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a request that came by ASGI; a WebSocket's handshake has an HTTP answer, too."""
     request_id = request_id_of(scope["headers"])
-    headers = [(b"content-type", JSON.encode()), (b"x-request-id", request_id.encode())]
+    body = error_document(error, request_id)
+    headers = [(n.encode(), v.encode("latin-1")) for n, v in error_headers(error, request_id)]
+    headers.append((b"content-length", b"%d" % len(body)))
     kind = "http"
     if scope["type"] == "websocket":
         await receive()  # websocket.connect
@@ -217,6 +223,9 @@ async def asgi_error(error: CallError, scope: Scope, receive: Receive, send: Sen
         if kind + ".response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": CLOSE_ERROR + error.status})
             return
+    elif any(name == b"expect" for name, _ in scope["headers"]):
+        # A body that was not asked for may come, or may not (RFC 9110, 10.1.1).
+        headers.append((b"connection", b"close"))
     start = {"type": f"{kind}.response.start", "status": error.status, "headers": headers}
     await send(start)
-    await send({"type": f"{kind}.response.body", "body": error_document(error, request_id)})
+    await send({"type": f"{kind}.response.body", "body": body})

@@ -67,6 +67,9 @@ class Exchange:
 
     Attributes:
         route: The route of its method; None if the path has no such method.
+        started: When its turn came, on the monotonic clock; 0.0 before.
+        request_id: Of the call that it became; "" before its head was found good.
+        caller: Whose it is; "" where the gateway asks for no credential.
         streams: The body goes on as it comes, so it is not collected.
         response_complete: The answer has been sent; uvicorn's name.
         disconnected: The client is gone; uvicorn's name.
@@ -83,14 +86,17 @@ class Exchange:
         "_size",
         "_waiter",
         "_wire",
+        "caller",
         "disconnected",
         "headers",
         "keep_alive",
         "method",
         "methods",
         "query",
+        "request_id",
         "response_complete",
         "route",
+        "started",
         "streams",
         "task",
     )
@@ -122,6 +128,8 @@ class Exchange:
         self.streams = False
         self._waiter: asyncio.Future[None] | None = None
         self._chunked: bool | None = None
+        self.started = 0.0
+        self.request_id = self.caller = ""
         self.response_complete = False
         self.disconnected = False
         self.task: asyncio.Task[Any] | None = None

@@ -114,6 +114,8 @@ class HttpProtocol(HttpToolsProtocol):
         exchange = self._exchange
         if exchange is None or self.pipeline or self.transport.is_closing():
             return None
+        if self._gateway.guard is not None and not exchange.request_id:
+            return None  # it may be a stranger's, for whom nothing is reserved
         return exchange.room()
 
     def body_received(self, body: bytearray) -> None:
@@ -396,6 +398,15 @@ class HttpProtocol(HttpToolsProtocol):
         """Hang up behind the answer that is due now; those that come later do so by themselves."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
+
+    @property
+    def running(self) -> Exchange | str | None:
+        """The request that is answered now: for an endpoint, or the path of any other."""
+        running = self._running
+        if running is None or isinstance(running, Exchange):
+            return running
+        path: str = running.scope["path"]
+        return path
 
     # -- what an exchange needs --------------------------------------------------------------
 

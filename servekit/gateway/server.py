@@ -9,6 +9,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from servekit.gateway.guarded import GuardedApp
 from servekit.gateway.http import Gateway
 from servekit.gateway.protocol import HttpProtocol
 from servekit.gateway.reader import Reader
@@ -23,7 +24,7 @@ class Server(uvicorn.Server):
 
     Args:
         gateway: Answers the requests for endpoints.
-        app: The ASGI app that answers all others.
+        app: The ASGI app that answers all others; the gateway's guard stands before it, too.
         listener: The listening socket.
         drain_s: Longest wait for running requests at the end.
     """
@@ -36,7 +37,7 @@ class Server(uvicorn.Server):
             return Reader(HttpProtocol(gateway, **settings))
 
         config = uvicorn.Config(
-            app,
+            app if gateway.guard is None else GuardedApp(app, gateway.guard),
             http=cast("Any", connection),
             ws="none",
             loop="none",
@@ -56,6 +57,10 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the process that this server runs in."""
         yield
+
+    def connections(self) -> list[object]:
+        """Return the protocols of all clients that are connected."""
+        return list(self.server_state.connections)
 
     async def run_until_drained(self) -> None:
         """Serve; returns when `drain` was called and the running requests have ended.

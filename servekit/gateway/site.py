@@ -1,8 +1,9 @@
-"""Everything that is no endpoint: docs, OpenAPI, playground, probes, metrics. A Starlette app."""
+"""Everything that is no endpoint: docs, OpenAPI, playground, probes, metrics, debug. A Starlette app."""
 
 from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,6 +25,13 @@ Unready = Callable[[], dict[str, str]]
 """Returns what is not ready and why, by service; empty when all is."""
 
 
+_POLICY: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+}
+_PRIVATE: Final = {"cache-control": "no-store"}
+
+
 class Site:
     """The pages and probes of one gateway.
 
@@ -31,10 +39,16 @@ class Site:
         unready: Asked by `/readyz`.
         metrics: Makes the text of `/metrics`.
         dev: Serve the playground.
+        debug: Makes the document of the debug page; None serves none.
     """
 
     def __init__(
-        self, unready: Unready, metrics: Callable[[], Awaitable[str]], *, dev: bool
+        self,
+        unready: Unready,
+        metrics: Callable[[], Awaitable[str]],
+        *,
+        dev: bool,
+        debug: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._dev = dev
         self._unready = unready
@@ -53,6 +67,9 @@ class Site:
         if dev:
             routes.append(Route("/playground", _page("playground.html")))
             routes.append(Route("/", _to_playground))
+        if debug is not None:
+            routes.append(Route("/debug", _debug_page(debug)))
+            routes.append(Route("/debug.json", _debug_document(debug)))
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._error})
 
     def serve(self, app: AppSpec) -> None:
@@ -98,9 +115,29 @@ class Site:
 
 def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def send(_: Request) -> Response:
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-        headers = {"content-security-policy": policy + "connect-src 'self'; img-src data:"}
-        return HTMLResponse(_text(name), headers=headers)
+        return HTMLResponse(_text(name), headers=_POLICY)
+
+    return send
+
+
+def _debug_page(debug: Callable[[], Awaitable[bytes]]) -> Callable[[Request], Awaitable[Response]]:
+    async def send(_: Request) -> Response:
+        # Whole with its data, so that what `curl` has saved can be looked at: a browser by itself
+        # sends no credential.
+        document = (await debug()).decode()
+        for harmful in "<>&\u2028\u2029":
+            document = document.replace(harmful, f"\\u{ord(harmful):04x}")
+        page = _text("debug.html").replace("{{document}}", document)
+        return HTMLResponse(page, headers=_POLICY | _PRIVATE)
+
+    return send
+
+
+def _debug_document(
+    debug: Callable[[], Awaitable[bytes]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def send(_: Request) -> Response:
+        return Response(await debug(), media_type="application/json", headers=_PRIVATE)
 
     return send
 

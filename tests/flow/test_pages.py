@@ -271,7 +271,7 @@ class Browser:
         self.tell("Page.navigate", url="about:blank")
         self.complaints.clear()
         self.tell("Page.navigate", url=url)
-        self.until("document.querySelector('.op, #send, .fatal') !== null")
+        self.until("document.querySelector('.op, #send, #content table, .fatal') !== null")
 
     def run(self, script: str) -> Any:
         """Return what an expression, awaited if need be, comes to."""
@@ -333,7 +333,7 @@ def page(name: str) -> str:
     return _text(name)
 
 
-@pytest.mark.parametrize("name", ["docs.html", "playground.html"])
+@pytest.mark.parametrize("name", ["docs.html", "playground.html", "debug.html"])
 def test_a_page_parses_nothing_as_html_and_asks_nobody_else(name: str) -> None:
     text = page(name)
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
@@ -380,7 +380,7 @@ def test_the_reference_shows_all_there_is(
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_page_fits_its_window(url: str, browser: Browser, width: int, theme: str) -> None:
     grounds = set()
-    for name in ("docs", "playground"):
+    for name in ("docs", "playground", "debug"):
         browser.open(f"{url}/{name}", width=width, theme=theme)
         assert browser.run("document.documentElement.scrollWidth") <= width
         grounds.add(browser.run("getComputedStyle(document.body).backgroundColor"))
@@ -445,6 +445,52 @@ def test_the_curl_snippets_work(url: str, browser: Browser, inputs: Path) -> Non
             check=False,
         )
         assert ran.returncode == 0, (name, command, ran.stdout, ran.stderr)
+
+
+# ---- the debug page
+
+EVIL_ID = "<img/src=x/onerror=document.title='owned'>{{document}}</script>"
+
+
+@needs_browser
+def test_the_debug_page_tells_what_runs_and_goes_on(url: str, browser: Browser) -> None:
+    httpx.post(f"{url}/query", json={"text": ""}, headers={"x-request-id": EVIL_ID})
+    stream = {"text": "a", "n": 600, "pause": 0.1}
+    headers = {"x-request-id": f"runs-{EVIL_ID}"}
+    with httpx.stream("POST", f"{url}/answer", json=stream, headers=headers) as answer:
+        chunks = answer.iter_bytes()  # held, as the stream ends with it
+        next(chunks)
+        browser.open(f"{url}/debug")
+        seen = browser.text("#content")
+        for text in (
+            "pages_app:Search",
+            "Vision-",
+            "Search-",
+            "ready",
+            EVIL_ID,
+            "422",
+            "invalid_input",
+        ):
+            assert text in seen, text
+        assert f"runs-{EVIL_ID}" in seen
+        assert "/answer" in seen
+        assert browser.run("document.title") == "Debug"
+        assert browser.run("document.querySelectorAll('img').length") == 0
+        assert "\t499" not in seen
+    browser.until("document.body.innerText.includes('\\t499')")  # it looks again by itself
+    assert browser.complaints == []
+
+
+@needs_browser
+def test_a_debug_page_that_was_saved_is_whole(url: str, browser: Browser, tmp_path: Path) -> None:
+    """A browser sends no credential by itself; curl does."""
+    saved = tmp_path / "debug.html"
+    saved.write_bytes(httpx.get(f"{url}/debug").content)
+    browser.open(saved.as_uri())
+    seen = browser.text("#content")
+    for text in ("pages_app:Search", "saved", "Settings", "runtime_dir"):
+        assert text in seen, text
+    assert browser.complaints == []
 
 
 # ---- the playground

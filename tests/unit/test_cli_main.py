@@ -6,7 +6,18 @@ import pytest
 from servekit.cli.main import run
 from servekit.version import __version__
 
-VERBS = ["init", "dev", "serve", "call", "client", "graph", "status", "scale", "doctor"]
+VERBS = [
+    "init",
+    "dev",
+    "serve",
+    "call",
+    "client",
+    "graph",
+    "status",
+    "scale",
+    "doctor",
+    "keys",
+]
 
 
 def test_version(capsys):
