@@ -19,6 +19,11 @@ from servekit.gateway.answer import (
     send_stream,
     send_whole,
 )
+from servekit.gateway.bodies import Bodies, default_limit
+from servekit.gateway.compress import Compressor
+from servekit.gateway.connections import Connections
+from servekit.gateway.cors import Cors, lines_of
+from servekit.gateway.edge import PLAIN, Edge
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.request import read_call, read_input, request_id_of
 from servekit.gateway.routes import Methods, routes_of
@@ -35,17 +40,29 @@ class Gateway:
     Args:
         handler: Takes the calls.
         families: Gets the figures.
+        edge: What clients may do.
 
     Attributes:
         routes: By path.
         leaving: Each answer is its connection's last, so that clients go elsewhere.
+        bodies: What their requests take.
+        connections: How many they have.
+        refused: Counts those that were too many.
     """
 
-    def __init__(self, handler: Handler, families: Families) -> None:
+    def __init__(self, handler: Handler, families: Families, edge: Edge = PLAIN) -> None:
         self.handler = handler
         self.families = families
         self.routes: dict[bytes, Methods] = {}
         self.leaving = False
+        self._cors = Cors.of(edge)
+        least = edge.gzip_min_bytes
+        self._compressor = None if least is None else Compressor(least)
+        self.bodies = Bodies(edge.max_bodies or default_limit())
+        self.connections = Connections(
+            edge.max_connections, per_address=edge.max_connections_per_address
+        )
+        self.refused = families.connections_refused.labels()
 
     def serve(self, app: AppSpec) -> None:
         """Answer for this app from now on; calls under way are not touched."""
@@ -67,6 +84,8 @@ class Gateway:
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request."""
+        if self._cors is not None and _preflight(exchange, self._cors):
+            return
         route = exchange.route
         if route is None:
             _refuse(exchange)
@@ -82,7 +101,10 @@ class Gateway:
             reply = await self.handler(call)
             version = reply.version
             if reply.payload is not None:
-                send_whole(exchange, call, reply, reply.payload)
+                payload = reply.payload
+                if self._compressor is not None:
+                    payload = await self._compressor.pack(exchange, payload)
+                send_whole(exchange, call, reply, payload)
                 code = 200
             else:
                 code = await send_stream(exchange, call, reply, framing)
@@ -105,7 +127,20 @@ class Gateway:
             masked = ExecutionError("internal error")
             send_error(exchange, masked, request_id or request_id_of(exchange.headers))
         finally:
+            if exchange.share is not None:
+                exchange.share.close()
             route.answered(code, version, now() - started)
+
+
+def _preflight(exchange: Exchange, cors: Cors) -> bool:
+    """Answer a browser that asks what it may send; else give the answer what lets it be read."""
+    headers = dict(exchange.headers)
+    fields = cors.preflight(exchange.method, headers, exchange.methods)
+    if fields is None:
+        exchange.lines = cors.grant(headers).lines
+        return False
+    exchange.send_nothing(lines_of(fields))
+    return True
 
 
 def _refuse(exchange: Exchange) -> None:
