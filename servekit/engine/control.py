@@ -13,6 +13,7 @@ import msgspec
 from servekit.core.call import MSGPACK, Call, Payload, Reply, new_request_id, now
 from servekit.engine.table import Table
 from servekit.errors import CallError, NotFound
+from servekit.gateway.edge import Edge
 from servekit.observe.metrics import Snapshot
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.wire.connection import Connection
@@ -51,6 +52,7 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
         drain_s: Longest wait for running requests at the end.
         leaving: The app is about to end; see the verb `leave`.
         dev: Show the playground.
+        edge: What clients may do.
     """
 
     name: str
@@ -58,6 +60,7 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
     listener: int
     folder: str
     table: Table
+    edge: Edge
     drain_s: float
     leaving: bool = False
     dev: bool = False

@@ -40,6 +40,7 @@ class Front:
     Args:
         listener: The listening socket; it is closed by `drain`.
         workers: How many processes share it.
+        scheme: What they speak on it, `http` or `https`.
         order: Makes what a worker is told when it starts, from its name and the socket's number.
         verbs: What a worker may ask.
         env: Added to the environment of workers.
@@ -56,6 +57,7 @@ class Front:
         listener: socket.socket,
         *,
         workers: int,
+        scheme: str,
         order: Callable[[str, int], StartGateway],
         verbs: Mapping[str, Verb],
         env: Mapping[str, str],
@@ -75,7 +77,7 @@ class Front:
         self._closing = False
         self.leaving = False
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def processes(self) -> list[Process]:

@@ -40,6 +40,7 @@ from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
 from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
+from servekit.gateway.edge import Edge
 from servekit.observe.families import Families
 from servekit.observe.metrics import Aggregate, Metrics
 from servekit.settings import Settings
@@ -71,6 +72,7 @@ class Supervisor:
     ) -> None:
         assert described.app is not None
         self._settings = settings
+        self._edge = Edge.of(settings)
         self._target = target
         self._dev = dev
         self._search_path = described.search_path
@@ -88,6 +90,7 @@ class Supervisor:
         self._front = Front(
             bind(settings.host, settings.port),
             workers=settings.gateway_workers,
+            scheme=self._edge.scheme,
             order=self._gateway_order,
             verbs=self._verbs(),
             env=self._env(),
@@ -280,6 +283,7 @@ class Supervisor:
             listener=listener,
             folder=str(self._folder),
             table=self._table(),
+            edge=self._edge,
             drain_s=self._settings.drain_s,
             leaving=self._front.leaving,
             dev=self._dev,
