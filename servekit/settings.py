@@ -28,6 +28,11 @@ _PREFIX: Final = "SERVEKIT_"
 _SECRET: Final = re.compile(r"secret|token|password|key$")
 _USER_INFO: Final = re.compile(r"://[^/?#@\s]*@")
 
+_ORIGIN: Final = re.compile(
+    r"([a-z][a-z0-9+.-]*)://(?:[a-z0-9._-]+|\[[0-9a-f:]+\])(?::([0-9]{1,5}))?"
+)
+_USUAL_PORT: Final = {"http": "80", "https": "443"}
+
 
 class _Unusable(Exception):
     """A value can't be used; the text says what is needed instead."""
@@ -69,6 +74,33 @@ def _seconds(value: object) -> float:
     if isinstance(value, bool) or not 0 <= number < float("inf"):
         raise _Unusable("need a number of seconds, 0 or more")
     return number
+
+
+def _flag(value: object) -> bool:
+    words = {"true": True, "1": True, "false": False, "0": False}
+    found = words.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise _Unusable("need true or false")
+    return found
+
+
+def _origins(value: object) -> tuple[str, ...]:
+    """Return origins as browsers write them: in lower case, without a path or the usual port."""
+    if not isinstance(value, str | list | tuple):
+        raise _Unusable("need origins, with commas between them")
+    texts = value.split(",") if isinstance(value, str) else cast("list[object]", value)
+    origins: list[str] = []
+    for text in texts:
+        origin = text.strip().lower() if isinstance(text, str) else ""
+        match = _ORIGIN.fullmatch(origin)
+        if origin != "*" and match is None:
+            raise _Unusable(f"{text!r} is no origin; write it like https://app.example.com, or *")
+        if match is not None and match[2] and match[2] == _USUAL_PORT.get(match[1]):
+            raise _Unusable(f"{text!r}: browsers leave out :{match[2]} behind {match[1]}")
+        origins.append(origin)
+    if "*" in origins and len(origins) > 1:
+        raise _Unusable("* is every origin, so it stands alone")
+    return tuple(origins)
 
 
 def _directory(value: object) -> Path:
@@ -130,6 +162,18 @@ class Settings:
             key is good for.
         jwt_issuer: What a token's `iss` must be; None is anything.
         jwt_audience: What a token's `aud` must be or contain; None is anything.
+        tls_cert: File with the gateway's certificate and those between it and the root, in PEM;
+            read again when it changes.
+        tls_key: File with its key, in PEM, not encrypted.
+        cors_origins: Origins whose pages may read answers, like `https://app.example.com`; `*` is
+            every one.
+        cors_credentials: Their requests may carry cookies and credentials of the browser's.
+        gzip_min_bytes: Least size of an answer that is compressed; None compresses none.
+        max_connections: Clients' connections at one time.
+        max_connections_per_address: Those from one address; 0 is no limit. Behind a proxy all
+            come from the proxy's.
+        max_bodies: Bytes of all request bodies that the gateway holds at one time; None is a
+            quarter of the memory, and at most 2 GiB.
     """
 
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error", "critical"))
@@ -148,6 +192,14 @@ class Settings:
     jwt_algorithms: tuple[str, ...] = _setting((), _words)
     jwt_issuer: str | None = _setting(None, _text)
     jwt_audience: str | None = _setting(None, _text)
+    tls_cert: Path | None = _setting(None, _file)  # noqa: RUF009
+    tls_key: Path | None = _setting(None, _file)  # noqa: RUF009
+    cors_origins: tuple[str, ...] = _setting((), _origins)
+    cors_credentials: bool = _setting(default=False, parse=_flag)
+    gzip_min_bytes: int | None = _setting(None, _whole(0, 1 << 40))
+    max_connections: int = _setting(10_000, _whole(1, 1_000_000))
+    max_connections_per_address: int = _setting(0, _whole(0, 1_000_000))
+    max_bodies: int | None = _setting(None, _whole(1 << 20, 1 << 50))
 
     @classmethod
     def load(

@@ -171,7 +171,8 @@ def _url(endpoint: str, base: str | None) -> str:
     if base is None:
         settings = Settings.load()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-        base = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+        scheme = "http" if settings.tls_cert is None else "https"
+        base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
     elif "://" not in base:
         base = f"http://{base}"
     return f"{base.rstrip('/')}/{endpoint.lstrip('/')}"

@@ -49,6 +49,7 @@ class _OnThisSide:
     """What belongs to a call, but is not in its header on the wire."""
 
     payload: Payload = EMPTY
+    coding: bytes = b""
     chunks: AsyncIterator[Payload] | None = None
     deadline: float | None = None
     retries: int = 2
@@ -74,6 +75,7 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
         headers: The caller's HTTP headers, encoded as msgpack `[[name, value], ...]`, or b"".
         caller: Who called from outside, as the gateway found out; "" if it does not ask.
         payload: The arguments, still encoded.
+        coding: The content coding of their body while it is packed, else b"".
         chunks: What follows the payload, as it comes, for input that streams; it is read once, so
             a call can't be sent again after that.
         deadline: Absolute, on `now`'s clock; None waits for ever. Travels as the time left.

@@ -14,6 +14,7 @@ from servekit.core.call import MSGPACK, Call, Payload, Reply, new_request_id, no
 from servekit.engine.table import Table
 from servekit.errors import CallError, NotFound
 from servekit.gateway.credentials import Credentials
+from servekit.gateway.edge import Edge
 from servekit.observe.metrics import Snapshot
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.wire.connection import Connection
@@ -49,6 +50,7 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
         name: Of this worker.
         listener: File descriptor of the listening socket, which all gateways of an app share.
         folder: The app's private folder.
+        edge: What clients may do.
         drain_s: Longest wait for running requests at the end.
         leaving: The app is about to end; see the verb `leave`.
         workers: How many gateways share the load.
@@ -62,6 +64,7 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
     listener: int
     folder: str
     table: Table
+    edge: Edge
     drain_s: float
     leaving: bool = False
     workers: int = 1

@@ -42,6 +42,7 @@ class Front:
     Args:
         listener: The listening socket; it is closed by `drain`.
         workers: How many processes share it.
+        scheme: What they speak on it, `http` or `https`.
         order: Makes what a worker is told when it starts, from its name and the socket's number.
         verbs: What a worker may ask.
         env: Added to the environment of workers.
@@ -59,6 +60,7 @@ class Front:
         listener: socket.socket,
         *,
         workers: int,
+        scheme: str,
         order: Callable[[str, int], StartGateway],
         verbs: Mapping[str, Verb],
         env: Mapping[str, str],
@@ -78,8 +80,8 @@ class Front:
         self._closing = False
         self.leaving = False
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.is_public = not ip_address(host.partition("%")[0]).is_loopback
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def processes(self) -> list[Process]:

@@ -41,6 +41,7 @@ from servekit.engine.process import Process
 from servekit.engine.table import Table
 from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
 from servekit.gateway.credentials import Credentials
+from servekit.gateway.edge import Edge
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate, Metrics
@@ -78,6 +79,7 @@ class Supervisor:
     ) -> None:
         assert described.app is not None
         self._settings = settings
+        self._edge = Edge.of(settings)
         self._target = target
         self._dev = dev
         self._search_path = described.search_path
@@ -100,6 +102,7 @@ class Supervisor:
         self._front = Front(
             bind(settings.host, settings.port),
             workers=settings.gateway_workers,
+            scheme=self._edge.scheme,
             order=self._gateway_order,
             verbs=self._verbs(),
             env=self._env(),
@@ -304,6 +307,7 @@ class Supervisor:
             listener=listener,
             folder=str(self._folder),
             table=self._table(),
+            edge=self._edge,
             drain_s=self._settings.drain_s,
             leaving=self._front.leaving,
             dev=self._dev,

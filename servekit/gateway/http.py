@@ -31,6 +31,11 @@ from servekit.gateway.answer import (
     send_stream,
     send_whole,
 )
+from servekit.gateway.bodies import Bodies, default_limit
+from servekit.gateway.compress import Compressor
+from servekit.gateway.connections import Connections
+from servekit.gateway.cors import Cors, lines_of
+from servekit.gateway.edge import PLAIN, Edge
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.guard import Guard
 from servekit.gateway.request import read_call, read_input, request_id_of
@@ -68,6 +73,7 @@ class Gateway:
     Args:
         handler: Takes the calls.
         families: Gets the figures.
+        edge: What clients may do.
         guard: Lets requests in; None lets in all.
 
     Attributes:
@@ -75,15 +81,32 @@ class Gateway:
         failures: The latest, without those that the guard did not know: else strangers could push
             out all others.
         leaving: Each answer is its connection's last, so that clients go elsewhere.
+        bodies: What their requests take.
+        connections: How many they have.
+        refused: Counts those that were too many.
     """
 
-    def __init__(self, handler: Handler, families: Families, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        families: Families,
+        edge: Edge = PLAIN,
+        guard: Guard | None = None,
+    ) -> None:
         self.handler = handler
         self.families = families
         self.guard = guard
         self.routes: dict[bytes, Methods] = {}
         self.failures: deque[Failure] = deque(maxlen=_MAX_FAILURES)
         self.leaving = False
+        self._cors = Cors.of(edge)
+        least = edge.gzip_min_bytes
+        self._compressor = None if least is None else Compressor(least)
+        self.bodies = Bodies(edge.max_bodies or default_limit())
+        self.connections = Connections(
+            edge.max_connections, per_address=edge.max_connections_per_address
+        )
+        self.refused = families.connections_refused.labels()
 
     def serve(self, app: AppSpec) -> None:
         """Answer for this app from now on; calls under way are not touched."""
@@ -105,6 +128,8 @@ class Gateway:
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request."""
+        if self._cors is not None and _preflight(exchange, self._cors):
+            return
         route = exchange.route
         if route is None:
             self._refuse(exchange)
@@ -126,7 +151,10 @@ class Gateway:
             reply = await self.handler(call)
             version = reply.version
             if reply.payload is not None:
-                send_whole(exchange, call, reply, reply.payload)
+                payload = reply.payload
+                if self._compressor is not None:
+                    payload = await self._compressor.pack(exchange, payload)
+                send_whole(exchange, call, reply, payload)
                 code = 200
             else:
                 code = await send_stream(exchange, call, reply, framing)
@@ -155,6 +183,8 @@ class Gateway:
         finally:
             if leave is not None:
                 leave()
+            if exchange.share is not None:
+                exchange.share.close()
             route.answered(code, version, now() - started)
             if code not in _NO_FAILURES:
                 self.failures.append(
@@ -173,3 +203,14 @@ class Gateway:
             except CallError as refused:
                 error = refused
         send_error(exchange, error, request_id_of(exchange.headers))
+
+
+def _preflight(exchange: Exchange, cors: Cors) -> bool:
+    """Answer a browser that asks what it may send; else give the answer what lets it be read."""
+    headers = dict(exchange.headers)
+    fields = cors.preflight(exchange.method, headers, exchange.methods)
+    if fields is None:
+        exchange.lines = cors.grant(headers).lines
+        return False
+    exchange.send_nothing(lines_of(fields))
+    return True

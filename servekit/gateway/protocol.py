@@ -14,24 +14,27 @@ from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from servekit.core.aio import reset
 from servekit.core.call import Buffer, new_request_id
 from servekit.errors import BadRequest, CallError, HeadTooLarge, RequestTimeout
 from servekit.gateway.answer import error_answer
+from servekit.gateway.bodies import Share
 from servekit.gateway.continuation import Continuation, head_without_upgrade
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.http import Gateway
+from servekit.gateway.status import status_line
+from servekit.gateway.unread import UnreadGuard
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
+_MAX_FIELDS: Final = 256
+_MAX_BEHIND: Final = 64 * 1024
+"""What is read behind a request that runs: only who reads on sees that the client has left."""
 _PATIENCE_S: Final = 10.0
 """A head must be whole after this time, and a body is looked at every so often."""
 _MIN_BYTES_PER_S: Final = 1024
-"""What a client must send of a body on average while it is looked at, and take of an answer."""
-_UNREAD_S: Final = 20.0
-"""A client whose answers wait is looked at every so often."""
+"""What a client must send of a body on average while it is looked at."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -66,6 +69,8 @@ class HttpProtocol(HttpToolsProtocol):
         # The one that is answered, and those behind it.
         self._running: Any = None
         self.pipeline: deque[tuple[Any, Any]]
+        self._behind = 0  # bytes that came while others were in line
+        self._entered = False
         self._refusal: bytes | None = None
         self._held = False
         self._idle_since = inf
@@ -73,9 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.received = self._received_then = 0
         self._guard: asyncio.TimerHandle | None = None
         self.on_upgrade: Callable[[asyncio.Protocol], None] | None = None
-        # Bytes that waited for the client to read them, then.
-        self._unread_then = 0
-        self._unread_guard: asyncio.TimerHandle | None = None
+        self._unread: UnreadGuard
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -91,6 +94,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(_too_large())
         if self._guard is None and (self._in_head or self._in_body):
             self._watch_sender()
+        if self.pipeline:
+            self._hold_back(len(data))
+
+    def _hold_back(self, size: int) -> None:
+        """Read on behind a request that runs, but only so far."""
+        self._behind += size
+        if self._behind > _MAX_BEHIND or self._refusal is not None or self._held:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()  # uvicorn pauses behind a page
 
     def _feed(self, data: Buffer) -> None:
         try:
@@ -135,7 +148,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal = self.status_line(error.status) + head + end + body
         if self._in_body:  # then they are what was to be its body
             if self.cycle is not self._running and self.pipeline:
-                self.pipeline.popleft()
+                self._abandon(self.pipeline.popleft()[0])
             else:
                 if self._running is None or not self._abandon(self._running):
                     self._refusal = b""  # it has been answered
@@ -161,21 +174,40 @@ class HttpProtocol(HttpToolsProtocol):
         return not cycle.response_started
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection."""
+        """Take a connection, unless it is one too many."""
         super().connection_made(transport)
+        self._unread = UnreadGuard(transport)
+        refusal = self._gateway.connections.enter(self._address)
+        if refusal is not None:
+            self._gateway.refused.inc()
+            self._refuse(refusal)
+            return
+        self._entered = True
         self._idle_since = self.loop.time()
         self._watch(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the work for a client that is gone."""
-        if self._running is not None:
-            self._abandon(self._running)
+        for cycle in (self._running, self._exchange, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                self._abandon(cycle)
         self.pipeline.clear()
         self.cycle = None
         super().connection_lost(exc)
-        for timer in (self.timeout_keep_alive_task, self._guard, self._unread_guard):
+        self._unread.stop()
+        for timer in (self.timeout_keep_alive_task, self._guard):
             if timer is not None:
                 timer.cancel()
+
+    def release(self) -> None:
+        """Count the connection no longer."""
+        if self._entered:
+            self._entered = False
+            self._gateway.connections.leave(self._address)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     # -- the parser's callbacks --------------------------------------------------------------
 
@@ -204,6 +236,8 @@ class HttpProtocol(HttpToolsProtocol):
             size = sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
             if size > _MAX_HEAD_BYTES:
                 raise _too_large()
+        if len(self.headers) > _MAX_FIELDS:
+            raise HeadTooLarge(f"{len(self.headers)} header fields are over {_MAX_FIELDS}")
         methods, query = self._gateway.find(self.url)
         self._in_head, self._in_body = False, True
         self._loose_bytes = 0
@@ -232,7 +266,6 @@ class HttpProtocol(HttpToolsProtocol):
         if previous is None or previous.response_complete:
             self._start_asgi_task(exchange, self._gateway.answer)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self._gateway.answer))
 
     def _to_app(self) -> None:
@@ -312,14 +345,12 @@ class HttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Take note that the client does not read."""
         super().pause_writing()
-        self._watch_reader()
+        self._unread.start(self.loop)
 
     def resume_writing(self) -> None:
         """Take note that the client reads again."""
         super().resume_writing()
-        if self._unread_guard is not None:
-            self._unread_guard.cancel()
-            self._unread_guard = None
+        self._unread.stop()
         if self._held:
             self._held = False
             self._go_on()
@@ -327,8 +358,6 @@ class HttpProtocol(HttpToolsProtocol):
     def _go_on(self) -> None:
         if self.transport.is_closing():
             return
-        if self._refusal is None:
-            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._refusal is not None:
@@ -337,6 +366,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._idle_since = self.loop.time()
             if self.timeout_keep_alive_task is None:
                 self._watch(self.timeout_keep_alive)
+        if not self.pipeline and self._refusal is None:
+            self._behind = 0
+            self.flow.resume_reading()
 
     def _unset_keepalive_if_required(self) -> None:
         """Leave the timer: one connection has one."""
@@ -380,18 +412,6 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._watch_sender()
 
-    def _watch_reader(self) -> None:
-        self._unread_then = self.transport.get_write_buffer_size()
-        self._unread_guard = self.loop.call_later(_UNREAD_S, self._check_reader)
-
-    def _check_reader(self) -> None:
-        """Hang up on a client that takes for ever to read its answers: nobody else can."""
-        taken = self._unread_then - self.transport.get_write_buffer_size()
-        if taken < _MIN_BYTES_PER_S * _UNREAD_S:
-            reset(self.transport)  # else the kernel would keep what it could not send for minutes
-        else:
-            self._watch_reader()
-
     # -- the end -----------------------------------------------------------------------------
 
     def leave(self) -> None:
@@ -416,12 +436,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def status_line(self, status: int) -> bytes:
         """Return the first line of an answer, with the headers that all answers have."""
-        return STATUS_LINE[status] + _lines(self.server_state)
+        return status_line(status, self.server_state)
 
     async def drain(self) -> None:
         """Wait until the client reads again."""
         if self.flow.write_paused:
             await self.flow.drain()
+
+    def share(self) -> Share:
+        """Return an account for a large body."""
+        return self._gateway.bodies.share()
 
     def pause_reading(self) -> None:
         """Let the client wait with the rest of its body."""
@@ -454,17 +478,3 @@ def _parser(callbacks: object) -> Any:
 
 def _too_large() -> HeadTooLarge:
     return HeadTooLarge(f"the request line and headers are over {_MAX_HEAD_BYTES} bytes")
-
-
-class _Lines:
-    source: list[tuple[bytes, bytes]] | None = None
-    text = b""
-
-
-def _lines(state: ServerState) -> bytes:
-    """Return uvicorn's default headers (the date) as text, which changes once per second."""
-    headers = state.default_headers
-    if headers is not _Lines.source:
-        _Lines.source = headers
-        _Lines.text = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return _Lines.text

@@ -30,6 +30,7 @@ class Families:
         in_flight: Calls running now.
         queued: Calls waiting now.
         shed: Calls refused before they ran, by reason (`CallError.reason`).
+        connections_refused: Connections that were one too many.
         replicas: Replicas, by state.
         replica_restarts: Replicas started again, by what ended the one before.
     """
@@ -65,6 +66,9 @@ class Families:
         self.queued = metrics.gauge("servekit_queued", "Calls waiting now.", _ENDPOINT)
         self.shed = metrics.counter(
             "servekit_shed_total", "Calls refused before they ran.", (*_ENDPOINT, "reason")
+        )
+        self.connections_refused = metrics.counter(
+            "servekit_connections_refused_total", "Connections that were one too many.", ()
         )
         self.replicas = metrics.gauge(
             "servekit_replicas", "Replicas, by state.", ("service", "state")

@@ -271,6 +271,7 @@ def test_the_families_are_these():
         "servekit_in_flight",
         "servekit_queued",
         "servekit_shed_total",
+        "servekit_connections_refused_total",
         "servekit_replicas",
         "servekit_replica_restarts_total",
     ]
