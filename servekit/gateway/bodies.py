@@ -6,6 +6,7 @@ its answer has been sent.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,8 @@ from servekit.errors import Unavailable
 
 UNCOUNTED: Final = 16 * 1024
 """Bodies up to this size in bytes are not counted."""
+UNWANTED: Final = 1 << 20
+"""What is read of a body that nobody will: a client that sends less finds its answer in any case."""
 _MOST: Final = 2 << 30
 _CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
@@ -92,6 +95,17 @@ def too_many_bodies() -> Unavailable:
         retry_after_s=1.0,
         started=False,
     )
+
+
+def declared(headers: Mapping[bytes, bytes]) -> int:
+    """Return a body's length as its header says, or 0."""
+    length = headers.get(b"content-length", b"")
+    return int(length) if length.isdigit() and len(length) < 19 else 0
+
+
+def much_may_come(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether more than `UNWANTED` may follow a head: there is no knowing with chunks."""
+    return b"transfer-encoding" in headers or declared(headers) > UNWANTED
 
 
 def default_limit() -> int:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from servekit.gateway.bodies import much_may_come
 from servekit.gateway.edge import Edge
 
 _HEADERS: Final = frozenset(
@@ -21,7 +22,9 @@ _HEADERS: Final = frozenset(
 """Request headers that a page may set, besides `x-servekit-…`."""
 _OURS: Final = re.compile(rb"x-servekit-[a-z0-9-]+")
 _ALLOW: Final = b"access-control-allow-origin"
-_EXPOSED: Final = b"x-request-id, x-servekit-version, x-servekit-replica, retry-after"
+_EXPOSED: Final = (
+    b"x-request-id, x-servekit-version, x-servekit-replica, retry-after, www-authenticate"
+)
 _MAX_AGE_S: Final = b"600"
 _ANY: Final = (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE")
 
@@ -143,6 +146,8 @@ class CorsPages:
         headers = dict(scope["headers"])
         preflight = self._cors.preflight(scope["method"].encode(), headers, _ANY)
         if preflight is not None:
+            if b"expect" in headers or much_may_come(headers):
+                preflight.append((b"connection", b"close"))
             await send({"type": "http.response.start", "status": 204, "headers": preflight})
             await send({"type": "http.response.body"})
             return

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from servekit.core.call import Buffer
 from servekit.core.room import room
 from servekit.errors import Unavailable
-from servekit.gateway.bodies import UNCOUNTED, Share, too_many_bodies
+from servekit.gateway.bodies import UNCOUNTED, UNWANTED, Share, declared, too_many_bodies
 from servekit.gateway.routes import Route
 from servekit.wire.frames import LARGE
 
@@ -70,9 +70,11 @@ class Exchange:
         http10: The client speaks HTTP/1.0, which knows no chunks.
         keep_alive: The client wants to send more over this connection.
         expects: The client waits for "100 Continue" before it sends the body.
+        admitted: Nobody asks who sent it.
 
     Attributes:
         route: The route of its method; None if the path has no such method.
+        admitted: It has been let in; for one that has not, nothing is reserved, and little is read.
         started: When its turn came, on the monotonic clock; 0.0 before.
         request_id: Of the call that it became; "" before its head was found good.
         caller: Whose it is; "" where the gateway asks for no credential.
@@ -95,8 +97,8 @@ class Exchange:
         "_size",
         "_waiter",
         "_wire",
+        "admitted",
         "caller",
-        "coding",
         "disconnected",
         "headers",
         "keep_alive",
@@ -124,6 +126,7 @@ class Exchange:
         http10: bool,
         keep_alive: bool,
         expects: bool,
+        admitted: bool = True,
     ) -> None:
         self._wire = wire
         self.methods = methods
@@ -134,6 +137,7 @@ class Exchange:
         self._http10 = http10
         self.keep_alive = keep_alive
         self._expects = expects
+        self.admitted = admitted
         self._body: list[Buffer] = []
         self._size = self._held = 0
         self._more = True
@@ -158,14 +162,14 @@ class Exchange:
     def room(self) -> tuple[bytearray, int] | None:
         """Return a buffer of the body's declared size, and how much of it is filled already.
 
-        None when it has no such size, is refused, or is nearly here.
+        None when it has no such size, is not admitted or refused, or is nearly here.
         """
-        if self.route is None or self.response_complete or not self._more:
+        if self.route is None or not self.admitted or self.response_complete or not self._more:
             return None
         headers = dict(self.headers)
         if self._would_stream(headers):
             return None
-        size, here = _declared(headers), self._size
+        size, here = declared(headers), self._size
         if size > min(self.route.max_body, _MAX_ROOM) or size - here < _MIN_LEFT:
             return None
         if not self._admit() or self.share is None:
@@ -186,9 +190,11 @@ class Exchange:
 
     def feed(self, data: bytes) -> None:
         """Take a part of the body; what nobody will read is dropped."""
-        if self.response_complete or self.route is None:
-            return
         self._size += len(data)
+        if self.response_complete or self.route is None:
+            if not self.admitted and self._size > UNWANTED:
+                self._wire.abort(at_once=True)
+            return
         if self._size > self.route.max_body:
             self._wake()
         elif self._size <= UNCOUNTED or self._admit():
@@ -205,9 +211,11 @@ class Exchange:
         assert self.route is not None
         if self._refusal is None and not (self.streams and self.share):
             headers = dict(self.headers)
-            size = max(self._size, min(_declared(headers), self.route.max_body))
+            size = self._size
             if self._would_stream(headers):
                 size = _MAX_HELD  # its client keeps the rest
+            elif self.admitted:
+                size = max(size, min(declared(headers), self.route.max_body))
             try:
                 self.count(size)
             except Unavailable as refusal:
@@ -314,8 +322,7 @@ class Exchange:
         """
         if self.disconnected:
             return
-        if self._more and self._expects:
-            self.keep_alive = False  # a body that was not asked for may come, or may not
+        self._forgo_body()
         start = self._wire.status_line(status)
         close = b"" if self.keep_alive else b"connection: close\r\n"
         length = b"content-length: %d\r\n\r\n" % len(body)
@@ -337,11 +344,17 @@ class Exchange:
         """Send an answer without content: 204, which has no length either (RFC 9110, 8.6)."""
         if self.disconnected:
             return
-        if self._more and self._expects:
-            self.keep_alive = False  # as for `send`
+        self._forgo_body()
         close = b"" if self.keep_alive else b"connection: close\r\n"
         self._wire.write(b"".join((self._wire.status_line(204), head, close, b"\r\n")))
         self._complete()
+
+    def _forgo_body(self) -> None:
+        """Hang up behind an answer if its request's body may come or not, or is too much to drop."""
+        if self._more and (
+            self._expects or (not self.admitted and declared(dict(self.headers)) > UNWANTED)
+        ):
+            self.keep_alive = False
 
     def begin(self, head: bytes) -> None:
         """Start an answer of many pieces; its status is 200."""
@@ -390,9 +403,3 @@ class Exchange:
         self.response_complete = True
         self._body.clear()
         self._wire.answered(keep_alive=self.keep_alive)
-
-
-def _declared(headers: Mapping[bytes, bytes]) -> int:
-    """Return a body's length as its header says, or 0."""
-    length = headers.get(b"content-length", b"")
-    return int(length) if length.isdigit() and len(length) < 19 else 0

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from servekit.core.call import now
 from servekit.errors import CallError
 from servekit.gateway.answer import asgi_error
+from servekit.gateway.bodies import much_may_come
 from servekit.gateway.guard import Guard
 
 _OPEN: Final = frozenset({"/livez", "/readyz", "/startupz"})
@@ -29,14 +30,15 @@ class GuardedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it before its body is read."""
-        if scope["path"] in _OPEN:
+        if scope["type"] == "http" and scope["path"] in _OPEN:
             await self._app(scope, receive, send)
             return
         try:
             guest = self._guard.identify(scope["headers"])
             leave = self._guard.enter(guest, now())
         except CallError as error:
-            await asgi_error(error, scope, receive, send)
+            hang_up = much_may_come(dict(scope["headers"]))
+            await asgi_error(error, scope, receive, send, hang_up=hang_up)
             return
         try:
             known = {**scope, "headers": guest.headers, CALLER: guest.caller}

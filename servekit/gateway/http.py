@@ -142,6 +142,7 @@ class Gateway:
                 guest = self.guard.identify(exchange.headers)
                 exchange.caller, exchange.headers = guest.caller, guest.headers
                 leave = self.guard.enter(guest, started)
+                exchange.admitted = True
             call = read_call(route, exchange.headers, started)
             call.caller = exchange.caller
             request_id = exchange.request_id = call.request_id

@@ -47,7 +47,7 @@ class Reader(asyncio.BufferedProtocol):
                 self._body, self._filled = room
         else:
             self._filled += nbytes
-            http.received += nbytes
+            http.sender.received += nbytes
             if self._filled == len(self._body):
                 body, self._body = self._body, None
                 http.body_received(body)

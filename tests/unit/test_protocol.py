@@ -623,7 +623,7 @@ async def test_a_body_that_comes_too_slowly_is_refused(until, size, coded):
         client, clock = await watched(door)
         data = chunked(bytes_of(size)) if coded else post(bytes_of(size))
         await client.send(data[: -size // 2])
-        await until(lambda: client.protocol._guard)
+        await until(lambda: client.protocol.sender.watches)
         for _ in range(3):
             await client.send(data[:1000])
             await turns(10)
@@ -643,7 +643,9 @@ async def test_a_body_may_take_long_when_it_keeps_coming(until, coded):
         data = chunked(body) if coded else post(body)
         for begin in range(0, len(data), 60_000):
             await client.send(data[begin : begin + 60_000])
-            await until(lambda end=begin + 60_000: client.protocol.received >= min(end, len(data)))
+            await until(
+                lambda end=begin + 60_000: client.protocol.sender.received >= min(end, len(data))
+            )
             clock.go(9.9)
         assert (await client.answer()).body == body[:100]
         await client.lives()
