@@ -79,7 +79,13 @@ class GatewayWorker:
         )
         # Outside of dev it is for those only whom the guard knows.
         shown = debug.document if order.dev or guard is not None else None
-        self._site = Site(self._readiness, self._all_metrics, dev=order.dev, debug=shown)
+        self._site = Site(
+            self._readiness,
+            self._all_metrics,
+            dev=order.dev,
+            debug=shown,
+            credentials=order.credentials,
+        )
         self._asgi = AsgiApp(self._gateway, compress_pages(self._site.app, edge))
         self._serve(order.app)
         self._router.update(order.table)

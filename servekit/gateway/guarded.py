@@ -10,8 +10,9 @@ from servekit.gateway.answer import asgi_error
 from servekit.gateway.bodies import much_may_come
 from servekit.gateway.guard import Guard
 
-_OPEN: Final = frozenset({"/livez", "/readyz", "/startupz"})
-"""Probes: whoever sends them has no credential, and they tell nothing but health."""
+_OPEN: Final = frozenset({"/livez", "/readyz", "/startupz", "/docs", "/playground"})
+"""Probes, whose senders have no credential, and tell nothing but health; and pages that tell nothing
+by themselves: a browser shows them, asks for a credential, and has them load `/openapi.json`."""
 CALLER: Final = "servekit.caller"
 """Where a scope has the caller's name."""
 

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from servekit.errors import CallError, NotFound, suggest
+from servekit.gateway.credentials import Credentials
 from servekit.gateway.request import request_id_of
 from servekit.protocols.openapi import document
 from servekit.spec.app import AppSpec
@@ -27,7 +28,8 @@ Unready = Callable[[], dict[str, str]]
 
 _POLICY: Final = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }
 _PRIVATE: Final = {"cache-control": "no-store"}
 
@@ -40,6 +42,7 @@ class Site:
         metrics: Makes the text of `/metrics`.
         dev: Serve the playground.
         debug: Makes the document of the debug page; None serves none.
+        credentials: One of which every page asks for, but the open ones; for `/openapi.json`.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class Site:
         *,
         dev: bool,
         debug: Callable[[], Awaitable[bytes]] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._dev = dev
+        self._credentials = credentials or Credentials()
         self._unready = unready
         self._metrics = metrics
         self._openapi = b"{}"
@@ -74,7 +79,8 @@ class Site:
 
     def serve(self, app: AppSpec) -> None:
         """Describe this app from now on."""
-        described = document(app)
+        accepted = self._credentials
+        described = document(app, keys=bool(accepted.api_keys), tokens=bool(accepted.jwt_key))
         self._openapi = msgspec.json.encode(described)
         self._paths = list(described["paths"])
 
@@ -104,7 +110,9 @@ class Site:
         shown: CallError
         if error.status_code == NotFound.status:
             path = request.url.path
-            shown = NotFound(f"there is no route {path}.{suggest(path, self._paths)}")
+            # An open page that is not there must not tell strangers what else there is.
+            hint = "" if path in PAGES else suggest(path, self._paths)
+            shown = NotFound(f"there is no route {path}.{hint}")
         else:
             shown = CallError(error.detail)
         request_id = request_id_of(request.scope["headers"])

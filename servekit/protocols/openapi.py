@@ -6,7 +6,7 @@ common (errors, headers). Equal apps give equal documents, to the order of their
 refused: an app that could be described can be documented.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from servekit.errors import (
     InvalidInput,
     Overloaded,
     PayloadTooLarge,
+    Unauthorized,
     Unavailable,
     UnsupportedMedia,
 )
@@ -56,9 +57,15 @@ _ERRORS: Final[tuple[CallError, ...]] = (
     DeadlineExceeded("the deadline passed in the queue"),
 )
 """One example of each error that any endpoint may answer with."""
+_UNAUTHORIZED: Final = Unauthorized(
+    "a credential is needed: send the header `authorization: Bearer …`",
+    reason="missing_credentials",
+    started=False,
+)
 
 _DESCRIPTIONS: Final = {
     BadRequest: "The body or a header can't be parsed.",
+    Unauthorized: "No credential came with the request, or none that is good here.",
     PayloadTooLarge: "The body is over the endpoint's limit.",
     UnsupportedMedia: "The endpoint takes or makes no such media type.",
     InvalidInput: "The body was parsed, but a field breaks its declared type; `fields` says which.",
@@ -69,15 +76,23 @@ _DESCRIPTIONS: Final = {
 }
 
 
-def document(app: AppSpec) -> dict[str, Any]:
-    """Return the document; its values are JSON's."""
+def document(app: AppSpec, *, keys: bool = False, tokens: bool = False) -> dict[str, Any]:
+    """Return the document; its values are JSON's.
+
+    Args:
+        app: What is described.
+        keys: Its gateway asks for an API key.
+        tokens: Its gateway asks for a JSON Web Token; with `keys` for one of the two.
+    """
+    schemes = _security_schemes(keys=keys, tokens=tokens)
+    errors = sorted((*_ERRORS, *[_UNAUTHORIZED] * bool(schemes)), key=lambda e: e.status)
     root = app.service(app.root)
     operations = list(_operations(app))
     models = Models([(o.service.name, o.endpoint) for o in operations], _error_schemas())
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         item = paths.setdefault(operation.path, {})
-        item[operation.endpoint.method.lower()] = _operation(operation, models)
+        item[operation.endpoint.method.lower()] = _operation(operation, models, errors)
     summary, description = _doc(root.doc)
     info = {
         "title": app.root,
@@ -95,9 +110,21 @@ def document(app: AppSpec) -> dict[str, Any]:
             "schemas": {**models.schemas, **_error_schemas()},
             "parameters": _parameters(),
             "headers": _headers(),
-            "responses": _error_responses(),
+            "responses": _error_responses(errors),
+            **({"securitySchemes": schemes} if schemes else {}),
         },
+        **({"security": [{name: []} for name in schemes]} if schemes else {}),
     }
+
+
+def _security_schemes(*, keys: bool, tokens: bool) -> dict[str, Any]:
+    schemes: dict[str, Any] = {}
+    if keys:
+        schemes["apiKey"] = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    if keys or tokens:
+        what = " or ".join(["an API key"] * keys + ["a JSON Web Token"] * tokens)
+        schemes["bearer"] = {"type": "http", "scheme": "bearer", "description": f"Takes {what}."}
+    return schemes
 
 
 # ---- routes
@@ -132,7 +159,9 @@ def _operations(app: AppSpec) -> Iterator[_Operation]:
                 yield _Operation(service, endpoint, path + _BATCH, many=True)
 
 
-def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
+def _operation(
+    operation: _Operation, models: Models, errors: Sequence[CallError]
+) -> dict[str, Any]:
     service, endpoint, _, many = operation
     summary, description = _doc(endpoint.doc)
     if many:
@@ -149,7 +178,7 @@ def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
             "200": _success(operation, models),
             **{
                 str(error.status): {"$ref": f"#/components/responses/{type(error).__name__}"}
-                for error in _ERRORS
+                for error in errors
                 if endpoint.method != "GET" or not isinstance(error, PayloadTooLarge)
             },
         },
@@ -232,9 +261,9 @@ def _success(operation: _Operation, models: Models) -> dict[str, Any]:
     return {"description": "", "headers": headers} | answered
 
 
-def _error_responses() -> dict[str, Any]:
+def _error_responses(errors: Sequence[CallError]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
-    for error in _ERRORS:
+    for error in errors:
         headers = {"x-request-id": {"$ref": "#/components/headers/x-request-id"}}
         if error.retry_after_s is not None:
             headers["retry-after"] = {"$ref": "#/components/headers/retry-after"}

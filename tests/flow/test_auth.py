@@ -13,13 +13,12 @@ from websockets.exceptions import InvalidStatus
 from tests.flow.harness import COMMAND, ROOT, Running, serving, until
 
 SECRET = "s" * 40
-OPEN = ("/livez", "/readyz", "/startupz")
+OPEN = ("/livez", "/readyz", "/startupz", "/docs")
 CLOSED = (
     "/web/who",
     "/web/x",
     "/talk",
     "/who",
-    "/docs",
     "/openapi.json",
     "/metrics",
     "/debug",

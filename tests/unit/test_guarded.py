@@ -1,12 +1,14 @@
 """A gateway that asks for credentials, over real sockets: refusals stay in their turn and in step."""
 
 import asyncio
+import gzip
 
 import msgspec
 import pytest
 
 from servekit.gateway.bodies import UNWANTED
 from servekit.gateway.credentials import Credentials
+from servekit.gateway.edge import Edge
 from servekit.gateway.guard import Guard
 from servekit.gateway.guarded import GuardedApp
 from servekit.gateway.keys import new_key
@@ -26,17 +28,20 @@ MADE = new_key()
 KEY = MADE[1]
 GOOD = f"authorization: Bearer {KEY}"
 BAD = f"authorization: Bearer {KEY[:-1]}x"
+APP = "https://app.example"
+EDGE = Edge(cors_origins=(APP,), gzip_min_bytes=100)
+ALLOW = "access-control-allow-origin"
 
 
 @pytest.fixture
 def guarded(tmp_path):
-    """Return `guarded(*limits)`: a door that knows one key."""
+    """Return `guarded(*limits, **door)`: a door that knows one key."""
 
-    def make(*limits: str) -> Door:
+    def make(*limits: str, **door) -> Door:
         path = tmp_path / "keys.toml"
         lines = ["[[key]]", 'name = "a"', f'id = "{MADE[0]}"', f'hash = "{MADE[2]}"', *limits]
         path.write_text("\n".join(lines))
-        return Door(guard=Guard(Credentials(api_keys=str(path))))
+        return Door(guard=Guard(Credentials(api_keys=str(path))), **door)
 
     return make
 
@@ -52,7 +57,17 @@ async def lives(client) -> None:
     assert client._here == b""
 
 
-PATHS = ["/echo", "/tokens", "/page", "/find", "/nothing", "/docs", "/livez/", "/livez2", "/LIVEZ"]
+PATHS = [
+    "/echo",
+    "/tokens",
+    "/page",
+    "/find",
+    "/nothing",
+    "/metrics",
+    "/livez/",
+    "/livez2",
+    "/LIVEZ",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -74,12 +89,14 @@ async def test_everything_needs_a_credential(guarded, path, line):
         await lives(client)
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz", "/%6civez", "/livez?x"])
-async def test_probes_need_none(guarded, path):
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/startupz", "/%6civez", "/livez?x", "/docs", "/playground"]
+)
+async def test_what_tells_nothing_needs_none(guarded, path):
     async with guarded() as door:
         client = await door.connect()
         answer = await client.ask(head(f"GET {path} HTTP/1.1", "host: h"))
-        assert answer.status == 404  # it came to the app, which has no probes here
+        assert answer.status == 404  # it came to the app, which has no such pages here
         await lives(client)
 
 
@@ -203,7 +220,7 @@ async def test_a_body_that_is_not_asked_for_may_never_come_so_the_connection_end
 async def test_head_and_http10(guarded):
     async with guarded() as door:
         client = await door.connect()
-        answer = await client.ask(head("HEAD /docs HTTP/1.1", "host: h"), "HEAD")
+        answer = await client.ask(head("HEAD /metrics HTTP/1.1", "host: h"), "HEAD")
         assert (answer.status, answer.body) == (401, b"")
         await lives(client)
         answer = await client.ask(post(b"1").replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -286,7 +303,9 @@ async def test_a_page_that_fails_gives_its_place_back(guarded):
             await app(scope, None, None)
 
 
-async def test_a_websocket_is_closed_before_it_is_open(guarded):
+@pytest.mark.parametrize("path", ["/ws", "/livez", "/docs"])
+async def test_a_websocket_is_closed_before_it_is_open(guarded, path):
+    """Also where a page is open: a mounted app may have it."""
     guard, sent = guarded().gateway.guard, []
 
     async def send(message):
@@ -298,7 +317,7 @@ async def test_a_websocket_is_closed_before_it_is_open(guarded):
     async def receive():
         return {"type": "websocket.connect"}
 
-    scope = {"type": "websocket", "path": "/ws", "headers": []}
+    scope = {"type": "websocket", "path": path, "headers": []}
     await GuardedApp(never, guard)(scope, receive, send)
     assert sent == [{"type": "websocket.close", "code": 4401}]
 
@@ -313,6 +332,67 @@ async def test_an_app_does_not_see_our_credentials(guarded):
     scope = {"type": "http", "path": "/x", "headers": headers}
     await GuardedApp(app, guarded().gateway.guard)(scope, None, None)
     assert seen == [[(b"host", b"h")]]
+
+
+# -- with the settings of the edge
+
+
+async def test_strangers_take_nothing_of_the_account_for_bodies(guarded, until):
+    async with guarded(edge=Edge(max_bodies=11 << 20)) as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post(b"1", "/echo", GOOD))
+        await until(lambda: door.calls)
+        # In line behind it: who sent it has not been asked yet.
+        await client.send(post(bytes_of(MAX_BODY), "/echo", BAD)[:50_000])
+        await until(lambda: client.protocol.pipeline)
+        await turns(10)
+        assert door.gateway.bodies.held <= 50_000
+        door.go_on.set()
+        assert [(await client.answer()).status for _ in range(2)] == [200, 401]
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("path", ["/echo", "/find", "/page", "/nothing", "/metrics"])
+@pytest.mark.parametrize("origin", [APP, "https://evil.example"])
+async def test_a_preflight_brings_no_credential(guarded, path, origin):
+    lines = [f"origin: {origin}", "access-control-request-method: POST"]
+    wanted = "access-control-request-headers: authorization, x-api-key, x-evil"
+    async with guarded(edge=EDGE) as door:
+        client = await door.connect()
+        answer = await client.ask(head(f"OPTIONS {path} HTTP/1.1", "host: h", *lines, wanted))
+        if origin == APP:
+            assert (answer.status, answer.headers[ALLOW]) == (204, APP)
+            assert answer.headers["access-control-allow-headers"] == "authorization, x-api-key"
+        else:
+            assert answer.status == 401
+            assert ALLOW not in answer.headers
+        assert door.calls == []
+        await lives(client)
+
+
+@pytest.mark.parametrize("path", ["/echo", "/find", "/page", "/nothing"])
+async def test_a_page_of_another_origin_sees_why_it_was_refused(guarded, path):
+    async with guarded("rate = '1/h'", "burst = 1", edge=EDGE) as door:
+        client = await door.connect()
+        seen = []
+        for line in ("x: y", BAD, GOOD, GOOD):
+            answer = await client.ask(post(b"1", path, line, f"origin: {APP}"))
+            assert (answer.headers[ALLOW], answer.headers["vary"]) == (APP, "origin")
+            exposed = answer.headers["access-control-expose-headers"].split(", ")
+            assert {"www-authenticate", "retry-after", "x-request-id"} <= set(exposed)
+            seen.append(answer.status)
+        assert seen == [401, 401, {"/find": 405, "/nothing": 404}.get(path, 200), 429]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "gzip, gzip"])
+async def test_a_strangers_body_is_not_unpacked(guarded, monkeypatch, coding):
+    monkeypatch.setattr("servekit.gateway.request.inflate", None)
+    async with guarded(edge=EDGE) as door:
+        client = await door.connect()
+        bomb = post(gzip.compress(bytes(500_000)), "/echo", f"content-encoding: {coding}")
+        assert (await client.ask(bomb)).status == 401
+        await lives(client)
 
 
 async def test_many_clients_good_and_bad(guarded):
