@@ -1,7 +1,10 @@
 """An app that asks for credentials, with real processes: keys that come and go, and what is open."""
 
+import asyncio
+import gzip
 import json
 import os
+import shutil
 import subprocess
 import time
 
@@ -11,6 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.flow.harness import COMMAND, ROOT, Running, serving, until
+from tests.pairs import make_pair
 
 SECRET = "s" * 40
 OPEN = ("/livez", "/readyz", "/startupz", "/docs")
@@ -136,6 +140,63 @@ async def test_an_app_that_asks_who_calls(tmp_path):
         file.write_text(file.read_text() + "oops")
         await until(lambda: "the old ones go on" in app.text, "the broken file is logged")
         assert (await app.post("/who", headers=bearer(new))).status == 200
+
+
+async def curl(*words: str) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of the last answer."""
+    process = await asyncio.create_subprocess_exec(
+        "curl", "-sS", "-m", "60", "-i", *words, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    while True:
+        head, _, out = out.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        if (status := int(first.split()[1])) != 100:
+            fields = [line.partition(": ") for line in lines]
+            return status, {name.lower(): value for name, _, value in fields}, out
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+async def test_a_key_over_tls_from_another_origin_with_packed_bodies(tmp_path):
+    pair, origin = make_pair(tmp_path), "https://app.example"
+    file, packed, large = tmp_path / "keys.toml", tmp_path / "packed", tmp_path / "large"
+    key = keys("add", "team-a", "--file", str(file))
+    words = {"words": ["to", "and", "fro"] * 400}
+    packed.write_bytes(gzip.compress(json.dumps(words).encode()))
+    with large.open("wb") as sparse:
+        sparse.truncate(60_000_000)
+    env = {
+        "SERVEKIT_API_KEYS": str(file),
+        "SERVEKIT_CORS_ORIGINS": origin,
+        "SERVEKIT_GZIP_MIN_BYTES": "100",
+    }
+    tls = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
+    async with serving("callers.py:Root", env=env, options=tls, tls=pair.client()) as app:
+        usual = ("--cacert", str(pair.cert), "-H", f"origin: {origin}")
+        sent = ("-H", "content-encoding: gzip", "-H", "content-type: application/json")
+        sent += ("-H", "accept-encoding: gzip", "--data-binary", f"@{packed}")
+        for path in ("/echo", "/web/who"):
+            asks = ("-H", "access-control-request-method: POST")
+            asks += ("-H", "access-control-request-headers: x-api-key, content-encoding")
+            status, fields, _ = await curl(*usual, *asks, "-X", "OPTIONS", app.url + path)
+            assert (status, fields["access-control-allow-origin"]) == (204, origin)
+            assert fields["access-control-allow-headers"] == "x-api-key, content-encoding"
+            status, fields, _ = await curl(*usual, *sent, app.url + path)
+            assert (status, fields["access-control-allow-origin"]) == (401, origin)
+            status, fields, body = await curl(
+                *usual, "-H", "expect:", "--data-binary", f"@{large}", app.url + path
+            )
+            assert (status, fields["connection"]) == (401, "close")
+            assert json.loads(body)["error"]["reason"] == "missing_credentials"
+        status, fields, body = await curl(
+            *usual, *sent, "-H", f"x-api-key: {key}", app.url + "/echo"
+        )
+        assert (status, fields["access-control-allow-origin"]) == (200, origin)
+        assert fields["content-encoding"] == "gzip"
+        assert json.loads(gzip.decompress(body)) == words["words"]
+        for secret in (key, "PRIVATE KEY"):
+            assert secret not in app.text
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
+from servekit.gateway.keys import new_key
 from servekit.gateway.site import _text
 
 ROOT = Path(__file__).parents[2]
@@ -169,14 +170,20 @@ uvloop.run(serve(sys.argv[1], Settings.load(port=0), dev=True, on_ready=ready))
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run the app; the address of its gateway."""
-    folder = tmp_path_factory.mktemp("pages")
+    with running(tmp_path_factory.mktemp("pages")) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def running(folder: Path, **settings: str) -> Iterator[str]:
+    """Run the app with these in its environment; yields the address of its gateway."""
     (folder / "pages_app.py").write_text(APP, "utf-8")
     log = folder / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVE, "pages_app:Search"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", **settings},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -271,7 +278,7 @@ class Browser:
         self.tell("Page.navigate", url="about:blank")
         self.complaints.clear()
         self.tell("Page.navigate", url=url)
-        self.until("document.querySelector('.op, #send, #content table, .fatal') !== null")
+        self.until("document.querySelector('.op, #send, #content table, .fatal, .ask') !== null")
 
     def run(self, script: str) -> Any:
         """Return what an expression, awaited if need be, comes to."""
@@ -445,6 +452,42 @@ def test_the_curl_snippets_work(url: str, browser: Browser, inputs: Path) -> Non
             check=False,
         )
         assert ran.returncode == 0, (name, command, ran.stdout, ran.stderr)
+
+
+# ---- an app that asks who calls
+
+
+@needs_browser
+def test_pages_ask_for_a_key_and_keep_it_for_the_tab(browser: Browser, tmp_path: Path) -> None:
+    keys, (id_, key, digest) = tmp_path / "keys.toml", new_key()
+    keys.write_text(f'[[key]]\nname = "a"\nid = "{id_}"\nhash = "{digest}"\n', "utf-8")
+
+    def enter(text: str) -> None:
+        browser.run(f"document.querySelector('#credential').value = {text!r}")
+        browser.run("document.querySelector('.ask button').click()")
+
+    with running(tmp_path, SERVEKIT_API_KEYS=str(keys)) as url:
+        browser.open(f"{url}/docs")
+        assert "Search" not in browser.text()  # nothing of the app is told before
+        assert "This app asks who calls." in browser.text("#content")
+        enter("sk_wrong")
+        browser.until("document.querySelector('.ask')?.innerText.includes('not accepted')")
+        assert "Search" not in browser.text()
+        enter(f" {key}\t")
+        browser.until("document.querySelector('.op')")
+        assert browser.run("localStorage.length") == 0
+        browser.complaints.clear()  # it has told of the 401s
+
+        browser.tell("Page.navigate", url=f"{url}/playground#Search.status")
+        browser.until("document.querySelector('#send')")
+        browser.run("document.querySelector('#send').click()")
+        browser.until("document.querySelector('#answer .good')")
+        browser.run("document.querySelector('#token').value = 'x'")
+        browser.run("document.querySelector('#token').dispatchEvent(new Event('input'))")
+        browser.run("document.querySelector('#send').click()")
+        browser.until("document.querySelector('#answer')?.innerText.includes('is not known here')")
+        document = httpx.get(f"{url}/openapi.json", headers={"x-api-key": key}).json()
+        assert document["security"] == [{"apiKey": []}, {"bearer": []}]
 
 
 # ---- the debug page

@@ -513,3 +513,37 @@ def test_the_apps_schemas_are_not_touched(app: AppSpec) -> None:
     before = app.to_json()
     document(app)
     assert app.to_json() == before
+
+
+# -- credentials
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens", "schemes"),
+    [
+        (True, False, ["apiKey", "bearer"]),
+        (False, True, ["bearer"]),
+        (True, True, ["apiKey", "bearer"]),
+    ],
+)
+def test_credentials_that_are_asked_for(app, keys, tokens, schemes):
+    doc = document(app, keys=keys, tokens=tokens)
+    OpenAPIV31SpecValidator(json.loads(json.dumps(doc))).validate()
+    assert list(doc["components"]["securitySchemes"]) == schemes
+    assert doc["security"] == [{name: []} for name in schemes]
+    if keys:
+        assert doc["components"]["securitySchemes"]["apiKey"]["name"] == "x-api-key"
+    for item in doc["paths"].values():
+        for operation in item.values():
+            assert operation["responses"]["401"] == {"$ref": "#/components/responses/Unauthorized"}
+    example = doc["components"]["responses"]["Unauthorized"]["content"]["application/json"][
+        "example"
+    ]
+    assert example["error"]["code"] == "unauthorized"
+
+
+def test_where_nobody_is_asked_there_is_nothing_of_it(doc):
+    assert "security" not in doc
+    assert "securitySchemes" not in doc["components"]
+    assert "401" not in str(doc["paths"])
+    assert "Unauthorized" not in doc["components"]["responses"]

@@ -36,6 +36,10 @@ class Root:
         }
 
     @sk.endpoint
+    def echo(self, words: list[str]) -> list[str]:
+        return words
+
+    @sk.endpoint
     def fail(self) -> None:
         raise ValueError("the password is 1234")
 
