@@ -3,8 +3,9 @@
 import asyncio
 import ssl
 from pathlib import Path
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
+from servekit.core.files import fingerprint
 from servekit.errors import ConfigError
 from servekit.observe.log import get_logger
 
@@ -13,8 +14,6 @@ _log = get_logger("servekit.gateway")
 HANDSHAKE_S: Final = 10.0
 """Longest time that a client has for its handshake."""
 _LOOK_EVERY_S: Final = 3.0
-
-_State: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
@@ -26,10 +25,10 @@ class Certificate:
     """
 
     def __init__(self, cert: str, key: str) -> None:
-        self._cert = cert
-        self._key = key
+        self._cert = Path(cert)
+        self._key = Path(key)
         self._live: ssl.SSLContext | None = None
-        self._seen: _State | None = self._state()
+        self._seen = fingerprint(self._cert, self._key)
 
     def context(self) -> ssl.SSLContext:
         """Return a context for connections from clients.
@@ -47,7 +46,7 @@ class Certificate:
     def _load(self, context: ssl.SSLContext) -> None:
         for name, path in (("tls_cert", self._cert), ("tls_key", self._key)):
             try:
-                Path(path).read_bytes()
+                path.read_bytes()
             except OSError as error:
                 raise ConfigError(f"{name} = {path}: {error.strerror}") from None
 
@@ -66,6 +65,8 @@ class Certificate:
             else:
                 text = f"need a certificate and its key, both in PEM ({error.reason or error})"
             raise ConfigError(f"{pair}: {text}") from None
+        except OSError as error:  # gone since it was read
+            raise ConfigError(f"tls_cert = {self._cert}, tls_key = {self._key}: {error}") from None
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Certificate:
         Returns:
             Whether new handshakes have another certificate from now on.
         """
-        state = self._state()
+        state = fingerprint(self._cert, self._key)
         if state == self._seen or self._live is None:
             return False
         self._seen = state
@@ -92,15 +93,7 @@ class Certificate:
         except ConfigError as error:
             _log.error("new certificate can't be used, the old one stays", cause=str(error))
             return False
-        if self._state() != state:
+        if fingerprint(self._cert, self._key) != state:
             self._seen = None  # written meanwhile: perhaps what was loaded is half of each
-        _log.info("certificate loaded again", tls_cert=self._cert)
+        _log.info("certificate loaded again", tls_cert=str(self._cert))
         return True
-
-    def _state(self) -> _State:
-        """Return what changes when a file is written, or another one takes its place."""
-        try:
-            stats = [Path(path).stat() for path in (self._cert, self._key)]
-        except OSError:
-            return ()
-        return tuple((s.st_mtime_ns, s.st_size, s.st_ino) for s in stats)

@@ -263,7 +263,10 @@ class Exchange:
             self._waiter.set_result(None)
 
     def _go_ahead(self) -> None:
-        if self._more and self._expects and self._admit():
+        """Count a body that is on its way, now that it is wanted, and ask for it if need be."""
+        if not self._more or not (self._expects or self.share):
+            return
+        if self._admit() and self._expects:
             self._expects = False
             self._wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from servekit.errors import ConfigError, Overloaded, Unauthorized
+from servekit.core.files import fingerprint
+from servekit.errors import Overloaded, Unauthorized
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.keys import PREFIX, Key, Keys
 from servekit.gateway.tokens import Tokens
@@ -204,24 +205,21 @@ class _File(Generic[T]):
     def __init__(self, path: str, read: Callable[[Path], T]) -> None:
         self._path = Path(path)
         self._read = read
-        self._seen = self._look()
+        self._seen = fingerprint(self._path)
         self.content = read(self._path)
 
     def refresh(self) -> None:
-        seen = self._look()
+        seen = fingerprint(self._path)
         if seen == self._seen:
             return
         self._seen = seen
         try:
             self.content = self._read(self._path)
-        except ConfigError as error:
-            _log.error("credentials can't be read, the old ones go on", why=str(error))
+        except Exception as error:  # noqa: BLE001  (else a removed key would be good for ever)
+            _log.error(
+                "credentials can't be read, the old ones go on",
+                file=str(self._path),
+                why=str(error),
+            )
         else:
             _log.info("credentials read again", file=str(self._path))
-
-    def _look(self) -> tuple[int, ...] | None:
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino

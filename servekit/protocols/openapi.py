@@ -63,7 +63,7 @@ _UNAUTHORIZED: Final = Unauthorized(
     started=False,
 )
 
-_DESCRIPTIONS: Final = {
+_DESCRIPTIONS: Final[dict[type[CallError], str]] = {
     BadRequest: "The body or a header can't be parsed.",
     Unauthorized: "No credential came with the request, or none that is good here.",
     PayloadTooLarge: "The body is over the endpoint's limit.",

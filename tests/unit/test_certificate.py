@@ -2,6 +2,7 @@
 
 import os
 import ssl
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,20 @@ def test_a_broken_pair_leaves_the_old_one(tmp_path, caplog, spoil):
     caplog.clear()
     assert not certificate.refresh()
     assert not caplog.text  # it is said once
+    make_pair(tmp_path)
+    assert certificate.refresh()
+    assert shown(context, pair.client())
+
+
+def test_a_file_that_goes_while_it_is_loaded(tmp_path, monkeypatch):
+    pair = make_pair(tmp_path)
+    certificate, old = pair.certificate(), pair.client()
+    context = certificate.context()
+    make_pair(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", lambda path: path.unlink(missing_ok=True))
+        assert not certificate.refresh()
+    assert shown(context, old)
     make_pair(tmp_path)
     assert certificate.refresh()
     assert shown(context, pair.client())

@@ -252,7 +252,7 @@ def test_a_link_that_leads_elsewhere_is_a_change(files, tmp_path):
     assert refused(guard, bearer(files.key_a))
 
 
-@pytest.mark.parametrize("broken", [b"[[key]]", b"\xff", None])
+@pytest.mark.parametrize("broken", [b"[[key]]", b"\xff", b"a = " + b"[" * 5000, None])
 def test_a_broken_file_changes_nothing_and_is_logged_once(files, broken, caplog):
     guard = files.guard()
     if broken is None:

@@ -353,6 +353,19 @@ async def test_strangers_take_nothing_of_the_account_for_bodies(guarded, until):
         assert await client.rest() == b""
 
 
+@pytest.mark.parametrize("here", [50_000, 200_000])
+async def test_what_was_declared_is_held_once_its_sender_is_known(guarded, until, here):
+    async with guarded(edge=Edge(max_bodies=11 << 20)) as door:
+        first, second = await door.connect(), await door.connect()
+        body = bytes_of(6_000_000)
+        data = post(body, "/echo", GOOD)
+        await first.send(data[:here])
+        await until(lambda: door.gateway.bodies.held == len(body))
+        assert (await second.ask(data)).status == 503
+        assert (await first.ask(data[here:])).status == 200
+        assert (await second.ask(data)).status == 200
+
+
 @pytest.mark.parametrize("path", ["/echo", "/find", "/page", "/nothing", "/metrics"])
 @pytest.mark.parametrize("origin", [APP, "https://evil.example"])
 async def test_a_preflight_brings_no_credential(guarded, path, origin):
