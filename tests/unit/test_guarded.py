@@ -3,15 +3,19 @@
 import asyncio
 import gzip
 
+import httpx
 import msgspec
 import pytest
 
+import servekit as sk
 from servekit.gateway.bodies import UNWANTED
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.edge import Edge
 from servekit.gateway.guard import Guard
-from servekit.gateway.guarded import GuardedApp
+from servekit.gateway.guarded import _OPEN, GuardedApp
 from servekit.gateway.keys import new_key
+from servekit.gateway.site import PAGES, Site
+from servekit.spec.describe import describe
 from tests.door import (
     MAX_BODY,
     Door,
@@ -422,3 +426,30 @@ async def test_many_clients_good_and_bad(guarded):
 
         await asyncio.gather(*(ask(number) for number in range(12)))
         assert door.counted() == {"200": 40, "401": 80}
+
+
+# -- what is open
+
+
+def test_all_that_is_open_is_servekits_own():
+    """So no mounted app has it: those come behind these pages."""
+    assert _OPEN <= PAGES
+
+
+async def test_an_open_page_that_is_not_there_tells_of_no_other():
+    @sk.service
+    class Near:
+        @sk.endpoint(path="/playgrounds")
+        def near(self) -> None: ...
+
+    async def metrics() -> str:
+        return ""
+
+    site = Site(dict, metrics, dev=False)
+    site.serve(describe(Near))
+    transport = httpx.ASGITransport(site.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://h") as http:
+        assert "/playgrounds" in (await http.get("/playgroundz")).text
+        answer = await http.get("/playground")
+        assert answer.status_code == 404
+        assert "/playgrounds" not in answer.text
