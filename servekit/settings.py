@@ -6,8 +6,9 @@ table, or a value that can't be used, is a `ConfigError` that says where it was 
 """
 
 import os
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -24,6 +25,13 @@ SOCKET_ROOM_BYTES: Final = 40
 
 _RUNTIME_DIR_BYTES: Final = SOCKET_PATH_BYTES - SOCKET_ROOM_BYTES
 _PREFIX: Final = "SERVEKIT_"
+_SECRET: Final = re.compile(r"secret|token|password|key$")
+_USER_INFO: Final = re.compile(r"://[^/?#@\s]*@")
+
+_ORIGIN: Final = re.compile(
+    r"([a-z][a-z0-9+.-]*)://(?:[a-z0-9._-]+|\[[0-9a-f:]+\])(?::([0-9]{1,5}))?"
+)
+_USUAL_PORT: Final = {"http": "80", "https": "443"}
 
 
 class _Unusable(Exception):
@@ -74,6 +82,33 @@ def _path(value: object) -> Path:
     return Path(value)
 
 
+def _flag(value: object) -> bool:
+    words = {"true": True, "1": True, "false": False, "0": False}
+    found = words.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise _Unusable("need true or false")
+    return found
+
+
+def _origins(value: object) -> tuple[str, ...]:
+    """Return origins as browsers write them: in lower case, without a path or the usual port."""
+    if not isinstance(value, str | list | tuple):
+        raise _Unusable("need origins, with commas between them")
+    texts = value.split(",") if isinstance(value, str) else cast("list[object]", value)
+    origins: list[str] = []
+    for text in texts:
+        origin = text.strip().lower() if isinstance(text, str) else ""
+        match = _ORIGIN.fullmatch(origin)
+        if origin != "*" and match is None:
+            raise _Unusable(f"{text!r} is no origin; write it like https://app.example.com, or *")
+        if match is not None and match[2] and match[2] == _USUAL_PORT.get(match[1]):
+            raise _Unusable(f"{text!r}: browsers leave out :{match[2]} behind {match[1]}")
+        origins.append(origin)
+    if "*" in origins and len(origins) > 1:
+        raise _Unusable("* is every origin, so it stands alone")
+    return tuple(origins)
+
+
 def _directory(value: object) -> Path:
     if not isinstance(value, str | Path) or not Path(value).is_absolute():
         raise _Unusable("need an absolute path")
@@ -83,6 +118,24 @@ def _directory(value: object) -> Path:
             f"need a path of at most {_RUNTIME_DIR_BYTES} bytes, as it holds unix sockets"
         )
     return path
+
+
+def _file(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise _Unusable("need the path of a file")
+    return Path(value)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        raise _Unusable("need words, separated by commas")
+    found: list[str] = []
+    for word in cast("Sequence[object]", words):
+        if not isinstance(word, str) or not word.strip():
+            raise _Unusable("need words, separated by commas")
+        found.append(word.strip())
+    return tuple(found)
 
 
 def _setting(default: Any, parse: Callable[[object], Any], variable: str = "") -> Any:
@@ -112,6 +165,25 @@ class Settings:
         start_timeout_s: Longest time for a replica to become ready.
         start_parallel: Replicas of an app that may load at the same time; None is as many as
             there are cores, at least 2.
+        api_keys: A TOML file of API keys, one of which a request must bring; see `servekit keys`.
+        jwt_key: A file with what signs the tokens that a request may bring instead: a public key as
+            PEM, a JWKS, or a secret.
+        jwt_algorithms: Signature algorithms to accept, separated by commas; empty is all that the
+            key is good for.
+        jwt_issuer: What a token's `iss` must be; None is anything.
+        jwt_audience: What a token's `aud` must be or contain; None is anything.
+        tls_cert: File with the gateway's certificate and those between it and the root, in PEM;
+            read again when it changes.
+        tls_key: File with its key, in PEM, not encrypted.
+        cors_origins: Origins whose pages may read answers, like `https://app.example.com`; `*` is
+            every one.
+        cors_credentials: Their requests may carry cookies and credentials of the browser's.
+        gzip_min_bytes: Least size of an answer that is compressed; None compresses none.
+        max_connections: Clients' connections at one time.
+        max_connections_per_address: Those from one address; 0 is no limit. Behind a proxy all
+            come from the proxy's.
+        max_bodies: Bytes of all request bodies that the gateway holds at one time; None is a
+            quarter of the memory, and at most 2 GiB.
     """
 
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error", "critical"))
@@ -127,6 +199,19 @@ class Settings:
     drain_s: float = _setting(20.0, _seconds)
     start_timeout_s: float = _setting(600.0, _seconds)
     start_parallel: int | None = _setting(None, _whole(1, 1024))
+    api_keys: Path | None = _setting(None, _file)  # noqa: RUF009
+    jwt_key: Path | None = _setting(None, _file)  # noqa: RUF009
+    jwt_algorithms: tuple[str, ...] = _setting((), _words)
+    jwt_issuer: str | None = _setting(None, _text)
+    jwt_audience: str | None = _setting(None, _text)
+    tls_cert: Path | None = _setting(None, _file)  # noqa: RUF009
+    tls_key: Path | None = _setting(None, _file)  # noqa: RUF009
+    cors_origins: tuple[str, ...] = _setting((), _origins)
+    cors_credentials: bool = _setting(default=False, parse=_flag)
+    gzip_min_bytes: int | None = _setting(None, _whole(0, 1 << 40))
+    max_connections: int = _setting(10_000, _whole(1, 1_000_000))
+    max_connections_per_address: int = _setting(0, _whole(0, 1_000_000))
+    max_bodies: int | None = _setting(None, _whole(1 << 20, 1 << 50))
 
     @classmethod
     def load(
@@ -159,6 +244,19 @@ class Settings:
                 except _Unusable as need:
                     raise ConfigError(f"{source.where}: {written} = {value!r}: {need}") from None
         return cls(**values)
+
+    def shown(self) -> dict[str, str]:
+        """Return all settings as text for people; what may be a secret is masked."""
+        return {f.name: _masked(f.name, getattr(self, f.name)) for f in fields(self)}
+
+
+def _masked(name: str, value: object) -> str:
+    if value is None or value == ():
+        return ""
+    if not isinstance(value, Path) and _SECRET.search(name):
+        return "…"
+    text = ", ".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
+    return _USER_INFO.sub("://…@", text)
 
 
 class _Source(NamedTuple):

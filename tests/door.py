@@ -4,24 +4,29 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import msgspec
 import pytest
 import uvloop
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 import servekit as sk
 from servekit.core.call import BINARY, Call, Payload, Reply
+from servekit.gateway.edge import PLAIN, Edge
+from servekit.gateway.guard import Guard
 from servekit.gateway.http import Gateway
 from servekit.gateway.protocol import HttpProtocol
+from servekit.gateway.reader import Reader
 from servekit.gateway.server import Server
 from servekit.observe.families import Families
 from servekit.observe.metrics import Metrics
 from servekit.spec.describe import describe
+from tests.pairs import Pair
 
 MAX_BODY = 10_000_000
 HEAD = 64 * 1024
@@ -80,8 +85,9 @@ class Answer:
 class Client:
     """One connection, and the protocol at its other end."""
 
-    def __init__(self, sock: socket.socket, protocol: HttpProtocol) -> None:
-        self.protocol = protocol
+    protocol: HttpProtocol
+
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._here = b""
@@ -127,7 +133,7 @@ class Client:
         elif "content-length" in answer.headers:
             if method != "HEAD":
                 answer.chunks.append(await self._take(int(answer.headers["content-length"])))
-        elif answer.status >= 200:
+        elif answer.status >= 200 and answer.status != 204:
             assert answer.headers["connection"] == "close"
             answer.chunks.append(await self.rest())
         return answer
@@ -157,10 +163,72 @@ class Client:
         self._sock.close()
 
 
+class TlsClient(Client):
+    """One connection over TLS."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        super().__init__(sock)
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname="localhost")
+
+    async def _flush(self) -> None:
+        await self._loop.sock_sendall(self._sock, self._out.read())
+
+    async def _receive(self) -> bool:
+        try:
+            data = await self._loop.sock_recv(self._sock, 1 << 20)
+        except ConnectionError:
+            data = b""
+        self._in.write(data)
+        return bool(data)
+
+    async def shake_hands(self) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                assert await self._receive(), "hung up within the handshake"
+            else:
+                break
+        await self._flush()
+
+    async def send(self, data: bytes, *, cuts: Iterable[int] = ()) -> None:
+        ends = sorted({*cuts, len(data)})
+        with contextlib.suppress(ConnectionError):
+            for begin, end in zip([0, *ends], ends, strict=False):
+                if end > begin:
+                    self._tls.write(data[begin:end])
+                await self._flush()
+                if end < len(data):
+                    await turns(3)
+
+    async def _more(self) -> bool:
+        while True:
+            try:
+                data = self._tls.read(1 << 20)
+            except ssl.SSLWantReadError:
+                if not await self._receive():
+                    return False
+            except ssl.SSLZeroReturnError:
+                return False
+            else:
+                self._here += data
+                return bool(data)
+
+
 class Door:
     """A gateway whose endpoints answer with what they got, unless `reply` says otherwise."""
 
-    def __init__(self, *, keep_alive_s: float = 75) -> None:
+    def __init__(
+        self,
+        *,
+        keep_alive_s: float = 75,
+        edge: Edge = PLAIN,
+        pair: Pair | None = None,
+        app: ASGIApp = page,
+        guard: Guard | None = None,
+    ) -> None:
         self.calls: list[Call] = []
         self.bodies: list[bytes] = []
         self.reply: object = None
@@ -169,9 +237,10 @@ class Door:
         self.go_on = asyncio.Event()
         self.metrics = Metrics()
         self.state = ServerState()
-        self._gateway = Gateway(self._handle, Families(self.metrics))
-        self._gateway.serve(SPEC)
-        self._server = Server(self._gateway, page, None, drain_s=1.0)
+        self.gateway = Gateway(self._handle, Families(self.metrics), edge, guard)
+        self.gateway.serve(SPEC)
+        self._pair = pair
+        self._server = Server(self.gateway, app, None, drain_s=1.0, edge=edge)
         self._server.server_state = self.state
         self._config = self._server.config
         self._config.load()
@@ -199,15 +268,24 @@ class Door:
     async def connect(self) -> Client:
         near, far = socket.socketpair()
         near.setblocking(False)
-        make = partial(
-            self._config.http_protocol_class,
-            config=self._config,
-            server_state=self.state,
-            app_state={},
-        )
-        _, reader = await asyncio.get_running_loop().connect_accepted_socket(make, far)
-        self._clients.append(Client(near, reader.protocol))
-        return self._clients[-1]
+        readers: list[Reader] = []
+
+        def make() -> Reader:
+            factory = self._config.http_protocol_class
+            readers.append(factory(config=self._config, server_state=self.state, app_state={}))
+            return readers[0]
+
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        if self._pair is None:
+            client = Client(near)
+            await connect(make, far)
+        else:
+            client = TlsClient(near, self._pair.client())
+            context = self._pair.certificate().context()
+            await asyncio.gather(client.shake_hands(), connect(make, far, ssl=context))
+        client.protocol = readers[0].protocol  # uvloop gives that of TLS
+        self._clients.append(client)
+        return client
 
     def leave(self) -> None:
         """Be about to end."""
@@ -226,6 +304,9 @@ class Door:
             client.leave()
         for _ in range(2000):
             if not self.state.connections and not self.state.tasks:
+                await turns(3)
+                assert self.gateway.bodies.held == 0
+                assert self.gateway.connections.count == 0
                 return
             await asyncio.sleep(0.001)
         raise AssertionError("work for clients that are gone goes on")

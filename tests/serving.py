@@ -9,6 +9,7 @@ import httpx
 
 from servekit.engine.front import bind
 from servekit.gateway.asgi import AsgiApp
+from servekit.gateway.edge import PLAIN, Edge
 from servekit.gateway.http import Gateway
 from servekit.gateway.jobs import JobRoutes
 from servekit.gateway.server import Server
@@ -36,6 +37,7 @@ class Served:
     address: str
     http: httpx.AsyncClient
     replica: Replica
+    gateway: Gateway
     metrics: Metrics
 
     def counted(self) -> dict[tuple[str, str], float]:
@@ -56,7 +58,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(service: type) -> AsyncIterator[Served]:
+async def served(service: type, edge: Edge = PLAIN) -> AsyncIterator[Served]:
     app = describe(service)
     name = app.root
     replica = Replica(definition(service), app.service(name), replica_id=f"{name}-1")
@@ -65,7 +67,7 @@ async def served(service: type) -> AsyncIterator[Served]:
     client = Connection(Hello(), client=True)
     await memory.join(client, server)
     metrics = Metrics()
-    gateway = Gateway(client.call, Families(metrics))
+    gateway = Gateway(client.call, Families(metrics), edge)
 
     async def no_metrics() -> str:
         return ""
@@ -73,12 +75,12 @@ async def served(service: type) -> AsyncIterator[Served]:
     front = AsgiApp(gateway, Site(dict, no_metrics, JobRoutes(client.call), dev=False).app)
     front.serve(app)
     listener = bind("127.0.0.1", 0)
-    http = Server(gateway, front, listener, drain_s=2.0)
+    http = Server(gateway, front, listener, drain_s=2.0, edge=edge)
     serving = asyncio.ensure_future(http.run_until_drained())
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     try:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as asking:
-            yield Served(address, asking, replica, metrics)
+            yield Served(address, asking, replica, gateway, metrics)
     finally:
         http.drain()
         await serving

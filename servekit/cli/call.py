@@ -176,7 +176,8 @@ def app_url(given: str | None) -> str:
     if given is None:
         settings = Settings.load()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-        given = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+        scheme = "http" if settings.tls_cert is None else "https"
+        given = f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
     elif "://" not in given:
         given = f"http://{given}"
     return given.rstrip("/")

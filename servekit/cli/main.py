@@ -26,6 +26,7 @@ _VERBS: Final = {
     "scale": ("scale", "servekit scale Embedder=3 --wait"),
     "doctor": ("doctor", "servekit doctor"),
     "jobs": ("jobs", "servekit jobs list --status failed"),
+    "keys": ("keys", "servekit keys add team-a --file keys.toml"),
 }
 """Each verb's module, in which a function, or a `Typer` of several, has the verb's name; and an
 example of its use."""

@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,6 +43,10 @@ DrainS = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Longest wait for running calls at the end."),
 ]
+TlsCert = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: serve HTTPS.")
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")]
 
 
 def serve(
@@ -54,6 +59,8 @@ def serve(
     log_level: LogLevel = None,
     drain_delay_s: DrainDelayS = None,
     drain_s: DrainS = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Serve an app on this machine, for production.
 
@@ -68,6 +75,8 @@ def serve(
         log_level=log_level,
         drain_delay_s=drain_delay_s,
         drain_s=drain_s,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
     _run(target, settings, dev=False)
 
@@ -80,6 +89,8 @@ def dev(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     drain_s: DrainS = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Serve an app while you work on it.
 
@@ -88,7 +99,13 @@ def dev(
     _run(
         target,
         Settings.load(
-            host=host, port=port, log_format=log_format, log_level=log_level, drain_s=drain_s
+            host=host,
+            port=port,
+            log_format=log_format,
+            log_level=log_level,
+            drain_s=drain_s,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
         ),
         dev=True,
     )
@@ -223,8 +240,8 @@ def _urls(url: str, host: str) -> list[str]:
     """Return where people reach the gateway; the address of all interfaces is none for them."""
     if host not in ("0.0.0.0", "::"):  # noqa: S104
         return [url]
-    port = url.rpartition(":")[2]
-    return [f"http://{name}:{port}" for name in ("127.0.0.1", socket.gethostname())]
+    scheme, port = url.partition(":")[0], url.rpartition(":")[2]
+    return [f"{scheme}://{name}:{port}" for name in ("127.0.0.1", socket.gethostname())]
 
 
 def _routes(app: "AppSpec") -> Iterator[Line]:

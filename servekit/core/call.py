@@ -50,6 +50,7 @@ class _OnThisSide:
 
     payload: Payload = EMPTY
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    coding: bytes = b""
     chunks: AsyncIterator[Payload] | None = None
     deadline: float | None = None
     retries: int = 2
@@ -75,9 +76,11 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
         headers: The caller's HTTP headers, encoded as msgpack `[[name, value], ...]`, or b"".
         promises: Calls whose results are arguments of this one, for the callee to make, encoded by
             `runtime/promise.py`, or b""; their payloads' segments lie behind this one's.
+        caller: Who called from outside, as the gateway found out; "" if it does not ask.
         payload: The arguments, still encoded.
         arguments: The arguments themselves, in place of a payload: the callee is in this process.
             Then the answer's values, too, are handed over as they are.
+        coding: The content coding of their body while it is packed, else b"".
         chunks: What follows the payload, as it comes, for input that streams; it is read once, so
             a call can't be sent again after that.
         deadline: Absolute, on `now`'s clock; None waits for ever. Travels as the time left.
@@ -96,6 +99,7 @@ class Call(_OnThisSide, msgspec.Struct, array_like=True, dict=True, eq=False):
     traceparent: str = ""
     headers: bytes = b""
     promises: bytes = b""
+    caller: str = ""
 
     def remaining(self) -> float | None:
         """Seconds left until the deadline (negative when past), or None."""

@@ -105,6 +105,14 @@ class RequestContext:
         return self.call.traceparent
 
     @property
+    def caller(self) -> str:
+        """Who called from outside: the name of its API key, or its token's subject.
+
+        "" where the gateway asks for no credential. The same deep in a graph.
+        """
+        return self.call.caller
+
+    @property
     def attempt(self) -> int:
         """0 for the first try."""
         return self.call.attempt

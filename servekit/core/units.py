@@ -1,6 +1,7 @@
-"""Sizes and durations as people write them: `"64MiB"`, `"250ms"`."""
+"""Sizes, durations and rates as people write them: `"64MiB"`, `"250ms"`, `"10/s"`."""
 
 import re
+from math import inf
 
 from servekit.errors import ConfigError
 
@@ -18,6 +19,7 @@ _SIZE = {
 }
 _TIME = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*([smh])\s*")
 
 
 def parse_bytes(text: str | int, *, where: str) -> int:
@@ -48,3 +50,18 @@ def parse_seconds(text: str | float, *, where: str) -> float:
     if match is None or match[2] not in _TIME:
         raise ConfigError(f"{where}: {text!r} is no duration; write it like '250ms' or '30s'")
     return float(match[1]) * _TIME[match[2]]
+
+
+def parse_rate(text: str, *, where: str) -> float:
+    """Return a rate per second: `"600/m"` → 10.0.
+
+    Raises:
+        ConfigError: It is no rate above 0; the message starts with `where`.
+    """
+    match = _RATE.fullmatch(text)
+    per_s = float(match[1]) / _TIME[match[2]] if match is not None else 0.0
+    if not 0 < per_s < inf:
+        raise ConfigError(
+            f"{where}: {text!r} is no rate above 0; write it like '10/s', '600/m' or '1000/h'"
+        )
+    return per_s

@@ -13,6 +13,8 @@ import msgspec
 from servekit.core.call import MSGPACK, Call, Payload, Reply, new_request_id, now
 from servekit.engine.table import Table
 from servekit.errors import CallError, NotFound
+from servekit.gateway.credentials import Credentials
+from servekit.gateway.edge import Edge
 from servekit.observe.metrics import Snapshot
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.wire.connection import Connection
@@ -51,9 +53,13 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
         name: Of this worker.
         listener: File descriptor of the listening socket, which all gateways of an app share.
         folder: The app's private folder.
+        edge: What clients may do.
         drain_s: Longest wait for running requests at the end.
         leaving: The app is about to end; see the verb `leave`.
-        dev: Show the playground.
+        workers: How many gateways share the load.
+        dev: Show the playground, and the debug page to everybody.
+        credentials: One of which a request must bring; None asks for none.
+        settings: What the debug page shows of the settings.
     """
 
     name: str
@@ -61,9 +67,13 @@ class StartGateway(msgspec.Struct, frozen=True, kw_only=True):
     listener: int
     folder: str
     table: Table
+    edge: Edge
     drain_s: float
     leaving: bool = False
+    workers: int = 1
     dev: bool = False
+    credentials: Credentials | None = None
+    settings: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 class Started(msgspec.Struct, frozen=True):

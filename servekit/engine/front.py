@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from ipaddress import ip_address
 
 import msgspec
 
@@ -41,6 +42,7 @@ class Front:
     Args:
         listener: The listening socket; it is closed by `drain`.
         workers: How many processes share it.
+        scheme: What they speak on it, `http` or `https`.
         order: Makes what a worker is told when it starts, from its name and the socket's number.
         verbs: What a worker may ask.
         env: Added to the environment of workers.
@@ -49,6 +51,7 @@ class Front:
 
     Attributes:
         url: Where they listen.
+        is_public: Other machines may reach it.
         leaving: The app is about to end, and says so to those who ask whether it is ready.
     """
 
@@ -57,6 +60,7 @@ class Front:
         listener: socket.socket,
         *,
         workers: int,
+        scheme: str,
         order: Callable[[str, int], StartGateway],
         verbs: Mapping[str, Verb],
         env: Mapping[str, str],
@@ -76,7 +80,8 @@ class Front:
         self._closing = False
         self.leaving = False
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.is_public = not ip_address(host.partition("%")[0]).is_loopback
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def processes(self) -> list[Process]:

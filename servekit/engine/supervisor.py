@@ -41,7 +41,10 @@ from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
 from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
+from servekit.gateway.credentials import Credentials
+from servekit.gateway.edge import Edge
 from servekit.observe.families import Families
+from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate, Metrics
 from servekit.settings import Settings
 from servekit.spec.app import AppSpec, ServiceSpec
@@ -49,6 +52,8 @@ from servekit.spec.policy import Autoscale
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, Listener
+
+_log = get_logger("servekit.supervisor")
 
 _TICK_S = 1.0
 
@@ -62,6 +67,9 @@ class Supervisor:
         target: What the user asked to serve, for `servekit status`.
         dev: Show the playground.
 
+    Raises:
+        ConfigError: The address can't be had, or a file of credentials can't be used.
+
     Attributes:
         url: Where the gateways listen.
         app: What is served now.
@@ -72,6 +80,7 @@ class Supervisor:
     ) -> None:
         assert described.app is not None
         self._settings = settings
+        self._edge = Edge.of(settings)
         self._target = target
         self._dev = dev
         self._search_path = described.search_path
@@ -87,9 +96,15 @@ class Supervisor:
         self._aggregate = Aggregate()
         self._backlog = Backlog(settings.jobs_dir, self._families)
         self._budget = Budget(settings)
+        self._credentials = Credentials.of(settings)
+        if self._credentials is not None:
+            from servekit.gateway.guard import Guard  # noqa: PLC0415
+
+            Guard(self._credentials)  # so that a mistake in a file is found before anything starts
         self._front = Front(
             bind(settings.host, settings.port),
             workers=settings.gateway_workers,
+            scheme=self._edge.scheme,
             order=self._gateway_order,
             verbs=self._verbs(),
             env=self._env(),
@@ -123,6 +138,12 @@ class Supervisor:
             ResourceError: The machine has less than the app asks for.
             SetupError: A replica could not start; nothing is left running.
         """
+        if self._credentials is None and self._front.is_public:
+            _log.warning(
+                "whoever reaches this address may call",
+                url=self.url,
+                fix="set api_keys or jwt_key, unless something in front asks who it is",
+            )
         await self._budget.admit(self.app, ((s, initial(s.replicas)) for s in self.app.services))
         await self._backlog.serve(self.app)
         await self._admin.open()
@@ -311,7 +332,7 @@ class Supervisor:
         }
 
     def _verbs(self) -> Mapping[str, Verb]:
-        return {"wake": self._on_wake, "metrics": self._on_metrics}
+        return {"wake": self._on_wake, "metrics": self._on_metrics, "status": self._on_status}
 
     def _gateway_order(self, name: str, listener: int) -> StartGateway:
         return StartGateway(
@@ -320,9 +341,13 @@ class Supervisor:
             listener=listener,
             folder=str(self._folder),
             table=self._table(),
+            edge=self._edge,
             drain_s=self._settings.drain_s,
             leaving=self._front.leaving,
             dev=self._dev,
+            credentials=self._credentials,
+            settings=self._settings.shown(),
+            workers=self._settings.gateway_workers,
         )
 
     # -- routing table -----------------------------------------------------------------------

@@ -36,8 +36,11 @@ def _head(content_type: str, version: str, replica: str) -> tuple[bytes, bytes]:
 
 def _lines(*headers: tuple[str, str]) -> bytes:
     """Return headers as text; a value can't end its line."""
-    lines = [f"{name}: {_CONTROL.sub('?', value)}\r\n" for name, value in headers]
-    return "".join(lines).encode("latin-1", "replace")
+    return b"".join([b"%b: %b\r\n" % (name.encode(), _plain(value)) for name, value in headers])
+
+
+def _plain(value: str) -> bytes:
+    return _CONTROL.sub("?", value).encode("latin-1", "replace")
 
 
 def send_whole(exchange: Exchange, call: Call, reply: Reply, payload: Payload) -> None:
@@ -225,10 +228,22 @@ def error_document(error: CallError, request_id: str) -> bytes:
     return msgspec.json.encode({"error": error.details() | {"request_id": request_id}})
 
 
-async def asgi_error(error: CallError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a request that came by ASGI; a WebSocket's handshake has an HTTP answer, too."""
+async def asgi_error(
+    error: CallError, scope: Scope, receive: Receive, send: Send, *, hang_up: bool = False
+) -> None:
+    """Refuse a request that came by ASGI; a WebSocket's handshake has an HTTP answer, too.
+
+    Args:
+        error: What it is answered.
+        scope: ASGI's, as the next two.
+        receive: Not asked for a body.
+        send: Gets the answer.
+        hang_up: End the connection behind it.
+    """
     request_id = request_id_of(scope["headers"])
-    headers = [(b"content-type", JSON.encode()), (b"x-request-id", request_id.encode())]
+    body = error_document(error, request_id)
+    headers = [(n.encode(), _plain(v)) for n, v in error_headers(error, request_id)]
+    headers.append((b"content-length", b"%d" % len(body)))
     kind = "http"
     if scope["type"] == "websocket":
         await receive()  # websocket.connect
@@ -236,6 +251,9 @@ async def asgi_error(error: CallError, scope: Scope, receive: Receive, send: Sen
         if kind + ".response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": CLOSE_ERROR + error.status})
             return
+    elif hang_up or any(name == b"expect" for name, _ in scope["headers"]):
+        # A body that was not asked for may come, or may not (RFC 9110, 10.1.1).
+        headers.append((b"connection", b"close"))
     start = {"type": f"{kind}.response.start", "status": error.status, "headers": headers}
     await send(start)
-    await send({"type": f"{kind}.response.body", "body": error_document(error, request_id)})
+    await send({"type": f"{kind}.response.body", "body": body})

@@ -11,6 +11,8 @@ from typing import Any, Final, Protocol
 
 from servekit.core.call import Buffer
 from servekit.core.room import room
+from servekit.errors import Unavailable
+from servekit.gateway.bodies import UNCOUNTED, UNWANTED, Share, declared, too_many_bodies
 from servekit.gateway.routes import Route
 from servekit.wire.frames import LARGE
 
@@ -33,6 +35,10 @@ class Wire(Protocol):
 
     async def drain(self) -> None:
         """Wait until the client reads again."""
+        ...
+
+    def share(self) -> Share:
+        """Return an account for a large body."""
         ...
 
     def pause_reading(self) -> None:
@@ -64,10 +70,17 @@ class Exchange:
         http10: The client speaks HTTP/1.0, which knows no chunks.
         keep_alive: The client wants to send more over this connection.
         expects: The client waits for "100 Continue" before it sends the body.
+        admitted: Nobody asks who sent it.
 
     Attributes:
         route: The route of its method; None if the path has no such method.
+        admitted: It has been let in; for one that has not, nothing is reserved, and little is read.
+        started: When its turn came, on the monotonic clock; 0.0 before.
+        request_id: Of the call that it became; "" before its head was found good.
+        caller: Whose it is; "" where the gateway asks for no credential.
         streams: The body goes on as it comes, so it is not collected.
+        lines: Header lines of its answer, whatever that is.
+        share: What its body takes, once that is large.
         response_complete: The answer has been sent; uvicorn's name.
         disconnected: The client is gone; uvicorn's name.
         task: Ended when the client leaves.
@@ -80,17 +93,24 @@ class Exchange:
         "_held",
         "_http10",
         "_more",
+        "_refusal",
         "_size",
         "_waiter",
         "_wire",
+        "admitted",
+        "caller",
         "disconnected",
         "headers",
         "keep_alive",
+        "lines",
         "method",
         "methods",
         "query",
+        "request_id",
         "response_complete",
         "route",
+        "share",
+        "started",
         "streams",
         "task",
     )
@@ -106,6 +126,7 @@ class Exchange:
         http10: bool,
         keep_alive: bool,
         expects: bool,
+        admitted: bool = True,
     ) -> None:
         self._wire = wire
         self.methods = methods
@@ -116,12 +137,18 @@ class Exchange:
         self._http10 = http10
         self.keep_alive = keep_alive
         self._expects = expects
+        self.admitted = admitted
         self._body: list[Buffer] = []
         self._size = self._held = 0
         self._more = True
         self.streams = False
         self._waiter: asyncio.Future[None] | None = None
         self._chunked: bool | None = None
+        self._refusal: Unavailable | None = None
+        self.started = 0.0
+        self.request_id = self.caller = ""
+        self.share: Share | None = None
+        self.lines = b""
         self.response_complete = False
         self.disconnected = False
         self.task: asyncio.Task[Any] | None = None
@@ -135,39 +162,78 @@ class Exchange:
     def room(self) -> tuple[bytearray, int] | None:
         """Return a buffer of the body's declared size, and how much of it is filled already.
 
-        None when it has no such size, is refused, or is nearly here.
+        None when it has no such size, is not admitted or refused, or is nearly here.
         """
-        if self.route is None or self.response_complete or not self._more:
+        if self.route is None or not self.admitted or self.response_complete or not self._more:
             return None
         headers = dict(self.headers)
-        length = headers.get(b"content-length", b"")
-        if self.route.streams(headers.get(b"content-type", b"").decode("latin-1")):
+        if self._would_stream(headers):
             return None
-        if not length.isdigit() or len(length) > 9:
-            return None
-        size, here = int(length), self._size
+        size, here = declared(headers), self._size
         if size > min(self.route.max_body, _MAX_ROOM) or size - here < _MIN_LEFT:
             return None
+        if not self._admit() or self.share is None:
+            return None
+        self.share.open_buffer()
         body = room(size)
         body[:here] = b"".join(self._body)
         return body, here
 
     def fill(self, body: bytearray) -> None:
         """Take the whole body, in place of what was fed of it."""
-        self._body = [body]
-        self._size = len(body)
+        if not self.response_complete:
+            self._body = [body]
+            self._size = len(body)
+        if self.share is not None:
+            self.share.close_buffer()
         self.end()
 
     def feed(self, data: bytes) -> None:
         """Take a part of the body; what nobody will read is dropped."""
-        if not self.response_complete:
-            self._size += len(data)
-            if self.route is None or self._size <= self.route.max_body:
-                self._body.append(data)
-                if self.streams:
-                    self._hold(len(data))
-            else:
+        self._size += len(data)
+        if self.response_complete or self.route is None:
+            if not self.admitted and self._size > UNWANTED:
+                self._wire.abort(at_once=True)
+            return
+        if self._size > self.route.max_body:
+            self._wake()
+        elif self._size <= UNCOUNTED or self._admit():
+            self._body.append(data)
+            if self.streams:
+                self._hold(len(data))
+
+    def _would_stream(self, headers: Mapping[bytes, bytes]) -> bool:
+        assert self.route is not None
+        return self.route.streams(headers.get(b"content-type", b"").decode("latin-1"))
+
+    def _admit(self) -> bool:
+        """Have the body counted, all that is to come of it; returns whether there is room."""
+        assert self.route is not None
+        if self._refusal is None and not (self.streams and self.share):
+            headers = dict(self.headers)
+            size = self._size
+            if self._would_stream(headers):
+                size = _MAX_HELD  # its client keeps the rest
+            elif self.admitted:
+                size = max(size, min(declared(headers), self.route.max_body))
+            try:
+                self.count(size)
+            except Unavailable as refusal:
+                self._refusal = refusal
+                self._body.clear()
                 self._wake()
+        return self._refusal is None
+
+    def count(self, size: int) -> None:
+        """Have `size` bytes counted as this request's.
+
+        Raises:
+            Unavailable: All bodies together would be too many.
+        """
+        if self.share is None:
+            self.share = self._wire.share()
+        if not self.share.hold(size):
+            raise too_many_bodies()
 
     def _hold(self, size: int) -> None:
         self._held += size
@@ -182,7 +248,11 @@ class Exchange:
 
     def leave(self) -> None:
         """Take note that the client is gone."""
-        if not self.response_complete:
+        if self.share is not None:
+            self.share.close_buffer()
+            if self.task is None:
+                self.share.close()
+        if not self.response_complete and not self.disconnected:
             self.disconnected = True
             if self.task is not None:
                 # Not at once: a task cancelled before it began never runs, so nobody counts it.
@@ -193,23 +263,36 @@ class Exchange:
             self._waiter.set_result(None)
 
     def _go_ahead(self) -> None:
-        if self._more and self._expects:
+        """Count a body that is on its way, now that it is wanted, and ask for it if need be."""
+        if not self._more or not (self._expects or self.share):
+            return
+        if self._admit() and self._expects:
             self._expects = False
             self._wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def read(self, limit: int) -> Buffer | None:
-        """Return the whole body, or None once it is larger than `limit` bytes."""
+        """Return the whole body, or None once it is larger than `limit` bytes.
+
+        Raises:
+            Unavailable: All bodies together would be too many.
+        """
         self._go_ahead()
-        while self._more and self._size <= limit:
+        while self._more and self._size <= limit and self._refusal is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        if self._refusal is not None:
+            raise self._refusal
         if self._size > limit:
             return None
         parts = self._body
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def pieces(self) -> AsyncIterator[Buffer | None]:
-        """Yield the body as it comes, and None once it is larger than the route takes."""
+        """Yield the body as it comes, and None once it is larger than the route takes.
+
+        Raises:
+            Unavailable: All bodies together would be too many.
+        """
         assert self.route is not None
         self._go_ahead()
         while True:
@@ -219,6 +302,8 @@ class Exchange:
             self._held = 0
             for piece in held:
                 yield piece
+            if self._refusal is not None:
+                raise self._refusal
             if self._size > self.route.max_body:
                 yield None
                 return
@@ -240,17 +325,16 @@ class Exchange:
         """
         if self.disconnected:
             return
-        if self._more and self._expects:
-            self.keep_alive = False  # a body that was not asked for may come, or may not
+        self._forgo_body()
         start = self._wire.status_line(status)
         close = b"" if self.keep_alive else b"connection: close\r\n"
         length = b"content-length: %d\r\n\r\n" % len(body)
         if self.method == b"HEAD":
             body = b""
         if len(body) < LARGE:
-            self._wire.write(b"".join((start, head, close, length, body)))
+            self._wire.write(b"".join((start, head, self.lines, close, length, body)))
         else:
-            self._wire.write(b"".join((start, head, close, length)))
+            self._wire.write(b"".join((start, head, self.lines, close, length)))
             self._wire.write(body)
         self._complete()
 
@@ -259,12 +343,28 @@ class Exchange:
         """Return whether an answer of many pieces is on its way."""
         return self._chunked is not None
 
+    def send_nothing(self, head: bytes) -> None:
+        """Send an answer without content: 204, which has no length either (RFC 9110, 8.6)."""
+        if self.disconnected:
+            return
+        self._forgo_body()
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        self._wire.write(b"".join((self._wire.status_line(204), head, close, b"\r\n")))
+        self._complete()
+
+    def _forgo_body(self) -> None:
+        """Hang up behind an answer if its request's body may come or not, or is too much to drop."""
+        if self._more and (
+            self._expects or (not self.admitted and declared(dict(self.headers)) > UNWANTED)
+        ):
+            self.keep_alive = False
+
     def begin(self, head: bytes) -> None:
         """Start an answer of many pieces; its status is 200."""
         if self.disconnected:
             return
         self._chunked = not self._http10
-        parts = [self._wire.status_line(200), head]
+        parts = [self._wire.status_line(200), head, self.lines]
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         parts.append(b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")

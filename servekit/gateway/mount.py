@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from servekit.core.call import MSGPACK, Call, Handler, Payload, now
 from servekit.errors import CallError, Cancelled, ExecutionError, PayloadTooLarge, is_shed
 from servekit.gateway.answer import CLOSE_ERROR, asgi_error
+from servekit.gateway.guarded import CALLER
 from servekit.gateway.inflow import Inflow
 from servekit.gateway.request import read_call
 from servekit.gateway.routes import Route
@@ -42,6 +43,7 @@ class Mount:
         conversation = _Conversation(route, scope, receive, send)
         try:
             call = read_call(route, scope["headers"], started)
+            call.caller = scope.get(CALLER, "")
             call.idempotent = False
             call.payload = Payload(MSGPACK, (msgspec.msgpack.encode(_scope(route, scope)),))
             call.chunks = conversation.inflow.chunks()

@@ -14,27 +14,25 @@ from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from servekit.core.aio import reset
 from servekit.core.call import Buffer, new_request_id
-from servekit.errors import BadRequest, CallError, HeadTooLarge, RequestTimeout
+from servekit.errors import BadRequest, CallError, HeadTooLarge
 from servekit.gateway.answer import error_answer
 from servekit.gateway.continuation import Continuation, head_without_upgrade
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.http import Gateway
+from servekit.gateway.outflow import Outflow
+from servekit.gateway.slow import ReaderGuard, SenderGuard
+from servekit.gateway.upgrade import is_websocket, to_websocket
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
-_PATIENCE_S: Final = 10.0
-"""A head must be whole after this time, and a body is looked at every so often."""
-_MIN_BYTES_PER_S: Final = 1024
-"""What a client must send of a body on average while it is looked at, and take of an answer."""
-_UNREAD_S: Final = 20.0
-"""A client whose answers wait is looked at every so often."""
+_MAX_FIELDS: Final = 256
+_MAX_BEHIND: Final = 64 * 1024
+"""What is read behind a request that runs: only who reads on sees that the client has left."""
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(Outflow):
     """One client's connection; httptools itself would take headers of any size.
 
     Args:
@@ -53,8 +51,7 @@ class HttpProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop or asyncio.get_running_loop())
-        self._gateway = gateway
+        super().__init__(gateway, config, server_state, app_state, _loop)
         self.parser: Any
         # The request that is parsed: uvicorn's cycle, or an exchange.
         self.cycle: Any = None
@@ -66,16 +63,14 @@ class HttpProtocol(HttpToolsProtocol):
         # The one that is answered, and those behind it.
         self._running: Any = None
         self.pipeline: deque[tuple[Any, Any]]
+        self._behind = 0  # bytes that came while others were in line
+        self._entered = False
         self._refusal: bytes | None = None
         self._held = False
         self._idle_since = inf
-        # Bytes received, then and now, while a request is not whole.
-        self.received = self._received_then = 0
-        self._guard: asyncio.TimerHandle | None = None
-        self.on_upgrade: Callable[[asyncio.Protocol], None] | None = None
-        # Bytes that waited for the client to read them, then.
-        self._unread_then = 0
-        self._unread_guard: asyncio.TimerHandle | None = None
+        self.on_upgrade: Callable[[asyncio.Protocol], None]
+        self.sender = SenderGuard(is_held=lambda: self.flow.read_paused, refuse=self._refuse)
+        self._reader: ReaderGuard
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -85,19 +80,32 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._packet = len(data)
         self._loose_bytes += len(data)
-        self.received += len(data)
+        self.sender.received += len(data)
         self._feed(data)
         if self._loose_bytes > _MAX_HEAD_BYTES:
             self._refuse(_too_large())
-        if self._guard is None and (self._in_head or self._in_body):
-            self._watch_sender()
+        if self._in_head or self._in_body:
+            self.sender.watch(self.loop, in_head=self._in_head)
+        if self.pipeline:
+            self._hold_back(len(data))
+
+    def _hold_back(self, size: int) -> None:
+        """Read on behind a request that runs, but only so far."""
+        self._behind += size
+        if self._behind > _MAX_BEHIND or self._refusal is not None or self._held:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()  # uvicorn pauses behind a page
 
     def _feed(self, data: Buffer) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             if self._is_websocket:
-                self._to_websocket(data[stop.args[0] :])
+                self.sender.trust()
+                if self.timeout_keep_alive_task is not None:
+                    self.timeout_keep_alive_task.cancel()
+                to_websocket(self, bytes(data[stop.args[0] :]), self.on_upgrade)
                 return
             # Nobody here speaks anything else, so the request goes on as what it is.
             self.parser = _parser(Continuation(self))
@@ -120,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Take a whole body of whose end the parser knows nothing."""
         self.parser = _parser(self)
         self._in_body = False
-        self._trust_sender()
+        self.sender.trust()
         if self._exchange is not None:
             self._exchange.fill(body)
 
@@ -133,7 +141,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal = self.status_line(error.status) + head + end + body
         if self._in_body:  # then they are what was to be its body
             if self.cycle is not self._running and self.pipeline:
-                self.pipeline.popleft()
+                self._abandon(self.pipeline.popleft()[0])
             else:
                 if self._running is None or not self._abandon(self._running):
                     self._refusal = b""  # it has been answered
@@ -159,21 +167,40 @@ class HttpProtocol(HttpToolsProtocol):
         return not cycle.response_started
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection."""
+        """Take a connection, unless it is one too many."""
         super().connection_made(transport)
+        self._reader = ReaderGuard(transport)
+        refusal = self._gateway.connections.enter(self._address)
+        if refusal is not None:
+            self._gateway.refused.inc()
+            self._refuse(refusal)
+            return
+        self._entered = True
         self._idle_since = self.loop.time()
         self._watch(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the work for a client that is gone."""
-        if self._running is not None:
-            self._abandon(self._running)
+        for cycle in (self._running, self._exchange, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                self._abandon(cycle)
         self.pipeline.clear()
         self.cycle = None
         super().connection_lost(exc)
-        for timer in (self.timeout_keep_alive_task, self._guard, self._unread_guard):
-            if timer is not None:
-                timer.cancel()
+        self._reader.stop()
+        self.sender.trust()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+
+    def release(self) -> None:
+        """Count the connection no longer."""
+        if self._entered:
+            self._entered = False
+            self._gateway.connections.leave(self._address)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     # -- the parser's callbacks --------------------------------------------------------------
 
@@ -202,13 +229,15 @@ class HttpProtocol(HttpToolsProtocol):
             size = sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
             if size > _MAX_HEAD_BYTES:
                 raise _too_large()
+        if len(self.headers) > _MAX_FIELDS:
+            raise HeadTooLarge(f"{len(self.headers)} header fields are over {_MAX_FIELDS}")
         methods, query = self._gateway.find(self.url)
         self._in_head, self._in_body = False, True
         self._loose_bytes = 0
-        self._trust_sender()
+        self.sender.trust()
         parser, previous = self.parser, self.cycle
         self._upgrades = parser.should_upgrade()
-        if self._upgrades and self._running is None and self._wants_websocket():
+        if self._upgrades and self._running is None and is_websocket(self):
             self._is_websocket = True
             return
         if methods is None:
@@ -226,11 +255,11 @@ class HttpProtocol(HttpToolsProtocol):
             http10=http10,
             keep_alive=stays and parser.should_keep_alive(),
             expects=self.expect_100_continue,
+            admitted=self._gateway.guard is None,
         )
         if previous is None or previous.response_complete:
             self._start_asgi_task(exchange, self._gateway.answer)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self._gateway.answer))
 
     def _to_app(self) -> None:
@@ -242,30 +271,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._gateway.leaving:
             self.leave()
-
-    def _wants_websocket(self) -> bool:
-        upgrade = dict(self.headers).get(b"upgrade", b"")
-        return upgrade.lower() == b"websocket" and self.parser.get_method() == b"GET"
-
-    def _to_websocket(self, rest: Buffer) -> None:
-        """Leave the connection to uvicorn's protocol for WebSockets, which gets the head again."""
-        from uvicorn.protocols.websockets.websockets_sansio_impl import (  # noqa: PLC0415  (50 ms)
-            WebSocketsSansIOProtocol,
-        )
-
-        self._trust_sender()
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-        self.connections.discard(self)
-        successor = WebSocketsSansIOProtocol(
-            self.config, self.server_state, self.app_state, self.loop
-        )
-        assert self.on_upgrade is not None
-        self.on_upgrade(successor)
-        successor.connection_made(self.transport)
-        lines = [b"%b: %b\r\n" % header for header in self.headers]
-        head = b"".join((b"GET ", self.url, b" HTTP/1.1\r\n", *lines, b"\r\n"))
-        successor.data_received(head + bytes(rest))
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -281,7 +286,7 @@ class HttpProtocol(HttpToolsProtocol):
             return  # the end of its head only
         self._in_body = False
         self._loose_bytes = 0
-        self._trust_sender()
+        self.sender.trust()
         if self._exchange is not None:
             self._exchange.end()
         else:
@@ -310,14 +315,12 @@ class HttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Take note that the client does not read."""
         super().pause_writing()
-        self._watch_reader()
+        self._reader.start(self.loop)
 
     def resume_writing(self) -> None:
         """Take note that the client reads again."""
         super().resume_writing()
-        if self._unread_guard is not None:
-            self._unread_guard.cancel()
-            self._unread_guard = None
+        self._reader.stop()
         if self._held:
             self._held = False
             self._go_on()
@@ -325,8 +328,6 @@ class HttpProtocol(HttpToolsProtocol):
     def _go_on(self) -> None:
         if self.transport.is_closing():
             return
-        if self._refusal is None:
-            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._refusal is not None:
@@ -335,6 +336,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._idle_since = self.loop.time()
             if self.timeout_keep_alive_task is None:
                 self._watch(self.timeout_keep_alive)
+        if not self.pipeline and self._refusal is None:
+            self._behind = 0
+            self.flow.resume_reading()
 
     def _unset_keepalive_if_required(self) -> None:
         """Leave the timer: one connection has one."""
@@ -353,43 +357,6 @@ class HttpProtocol(HttpToolsProtocol):
         elif left < inf:  # a busy one is watched again after its answer
             self._watch(left)
 
-    # -- slow clients ------------------------------------------------------------------------
-
-    def _watch_sender(self) -> None:
-        self._received_then = self.received
-        self._guard = self.loop.call_later(_PATIENCE_S, self._check_sender)
-
-    def _trust_sender(self) -> None:
-        if self._guard is not None:
-            self._guard.cancel()
-            self._guard = None
-
-    def _check_sender(self) -> None:
-        """Hang up on a client that takes for ever to send its request."""
-        self._guard = None
-        if self._refusal is not None or not (self._in_head or self._in_body):
-            return
-        if self.flow.read_paused:
-            self._watch_sender()  # it is this side that keeps the client waiting
-        elif self._in_head:
-            self._refuse(RequestTimeout(f"the head was not here after {_PATIENCE_S:.0f} s"))
-        elif self.received - self._received_then < _MIN_BYTES_PER_S * _PATIENCE_S:
-            self._refuse(RequestTimeout(f"the body came with less than {_MIN_BYTES_PER_S} bytes/s"))
-        else:
-            self._watch_sender()
-
-    def _watch_reader(self) -> None:
-        self._unread_then = self.transport.get_write_buffer_size()
-        self._unread_guard = self.loop.call_later(_UNREAD_S, self._check_reader)
-
-    def _check_reader(self) -> None:
-        """Hang up on a client that takes for ever to read its answers: nobody else can."""
-        taken = self._unread_then - self.transport.get_write_buffer_size()
-        if taken < _MIN_BYTES_PER_S * _UNREAD_S:
-            reset(self.transport)  # else the kernel would keep what it could not send for minutes
-        else:
-            self._watch_reader()
-
     # -- the end -----------------------------------------------------------------------------
 
     def leave(self) -> None:
@@ -397,41 +364,14 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
-    # -- what an exchange needs --------------------------------------------------------------
-
-    def write(self, data: Buffer) -> None:
-        """Send bytes."""
-        self.transport.write(data)
-
-    def status_line(self, status: int) -> bytes:
-        """Return the first line of an answer, with the headers that all answers have."""
-        return STATUS_LINE[status] + _lines(self.server_state)
-
-    async def drain(self) -> None:
-        """Wait until the client reads again."""
-        if self.flow.write_paused:
-            await self.flow.drain()
-
-    def pause_reading(self) -> None:
-        """Let the client wait with the rest of its body."""
-        self.flow.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Take more of the body."""
-        self.flow.resume_reading()
-
-    def answered(self, *, keep_alive: bool) -> None:
-        """Go on with the next request, or hang up."""
-        if not keep_alive:
-            self.transport.close()
-        self.on_response_complete()
-
-    def abort(self, *, at_once: bool) -> None:
-        """Hang up within an answer, with or without what is not sent yet."""
-        if at_once:
-            self.transport.abort()
-        else:
-            self.transport.close()
+    @property
+    def running(self) -> Exchange | str | None:
+        """The request that is answered now: for an endpoint, or the path of any other."""
+        running = self._running
+        if running is None or isinstance(running, Exchange):
+            return running
+        path: str = running.scope["path"]
+        return path
 
 
 def _parser(callbacks: object) -> Any:
@@ -443,17 +383,3 @@ def _parser(callbacks: object) -> Any:
 
 def _too_large() -> HeadTooLarge:
     return HeadTooLarge(f"the request line and headers are over {_MAX_HEAD_BYTES} bytes")
-
-
-class _Lines:
-    source: list[tuple[bytes, bytes]] | None = None
-    text = b""
-
-
-def _lines(state: ServerState) -> bytes:
-    """Return uvicorn's default headers (the date) as text, which changes once per second."""
-    headers = state.default_headers
-    if headers is not _Lines.source:
-        _Lines.source = headers
-        _Lines.text = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return _Lines.text

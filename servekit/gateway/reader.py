@@ -26,6 +26,7 @@ class Reader(asyncio.BufferedProtocol):
         self.protocol: HttpProtocol | asyncio.Protocol = protocol
         self._http: HttpProtocol | None = protocol
         protocol.on_upgrade = self._upgrade
+        self._release = protocol.release
         self._body: bytearray | None = None
         self._filled = 0
 
@@ -46,7 +47,7 @@ class Reader(asyncio.BufferedProtocol):
                 self._body, self._filled = room
         else:
             self._filled += nbytes
-            http.received += nbytes
+            http.sender.received += nbytes
             if self._filled == len(self._body):
                 body, self._body = self._body, None
                 http.body_received(body)
@@ -66,6 +67,7 @@ class Reader(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Take note that the client is gone."""
         self.protocol.connection_lost(exc)
+        self._release()
 
     def pause_writing(self) -> None:
         """Take note that the client does not read."""

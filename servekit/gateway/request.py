@@ -13,6 +13,7 @@ from servekit.core.call import BINARY, JSON, NDJSON, Buffer, Call, Payload
 from servekit.core.units import parse_seconds
 from servekit.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedMedia
 from servekit.gateway.exchange import Exchange
+from servekit.gateway.inflate import inflate, refuse_coding
 from servekit.gateway.routes import Route
 from servekit.spec.app import EndpointSpec
 from servekit.spec.body import media_type
@@ -55,6 +56,8 @@ def read_call(route: Route, headers: list[tuple[bytes, bytes]], started: float) 
             call.traceparent = value.decode("latin-1")
         elif name == b"idempotency-key":
             call.idempotent = True
+        elif name == b"content-encoding":
+            call.coding += b", " + value if call.coding else value
     call.headers = _pack(headers)
     if not call.request_id:
         call.request_id = _new_id()
@@ -104,11 +107,16 @@ async def read_input(route: Route, exchange: Exchange, call: Call) -> None:
     """Give a call its body: whole, as it comes if it streams, or the query for GET.
 
     Raises:
-        PayloadTooLarge: It grew over the route's limit.
-        UnsupportedMedia: It should stream, and is of a media type that has no chunks.
+        PayloadTooLarge: It grew over the route's limit, also when it was unpacked.
+        BadRequest: It can't be unpacked.
+        UnsupportedMedia: Its coding is unknown; or it should stream, and is compressed, or of a
+            media type that has no chunks.
+        Unavailable: All bodies together would be too many.
     """
     spec = route.spec
     if exchange.streams:
+        if call.coding:
+            refuse_coding(call.coding)
         call.idempotent = False
         call.chunks = _pieces(route, exchange)
         if spec.inbound is not None:
@@ -119,11 +127,15 @@ async def read_input(route: Route, exchange: Exchange, call: Call) -> None:
     elif route.method == "GET":
         call.payload.segments = (query_document(exchange.query, spec.input),)
     else:
-        call.payload.segments = (await _whole(route, exchange),)
+        call.payload.segments = (await _whole(route, exchange, call),)
 
 
-async def _whole(route: Route, exchange: Exchange) -> Buffer:
+async def _whole(route: Route, exchange: Exchange, call: Call) -> Buffer:
     body = await exchange.read(route.max_body)
+    if body is not None and call.coding:
+        body = await inflate(body, call.coding, limit=route.max_body, count=exchange.count)
+        fields = [field for field in exchange.headers if field[0] != b"content-encoding"]
+        call.headers, call.coding = _pack(fields), b""
     if body is None:
         raise _too_large(route)
     return body

@@ -1,8 +1,9 @@
-"""Everything that is no endpoint: docs, OpenAPI, playground, probes, metrics. A Starlette app."""
+"""Everything that is no endpoint: docs, OpenAPI, playground, probes, metrics, debug. A Starlette app."""
 
 from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -12,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from servekit.errors import CallError, NotFound, suggest
+from servekit.gateway.credentials import Credentials
 from servekit.gateway.jobs import JobRoutes
 from servekit.gateway.request import request_id_of
 from servekit.protocols.openapi import document
@@ -25,6 +27,14 @@ Unready = Callable[[], dict[str, str]]
 """Returns what is not ready and why, by service; empty when all is."""
 
 
+_POLICY: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+_PRIVATE: Final = {"cache-control": "no-store"}
+
+
 class Site:
     """The pages and probes of one gateway.
 
@@ -33,6 +43,8 @@ class Site:
         metrics: Makes the text of `/metrics`.
         jobs: Makes the routes of jobs.
         dev: Serve the playground.
+        debug: Makes the document of the debug page; None serves none.
+        credentials: One of which every page asks for, but the open ones; for `/openapi.json`.
     """
 
     def __init__(
@@ -42,8 +54,11 @@ class Site:
         jobs: JobRoutes,
         *,
         dev: bool,
+        debug: Callable[[], Awaitable[bytes]] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._dev = dev
+        self._credentials = credentials or Credentials()
         self._unready = unready
         self._metrics = metrics
         self._jobs = jobs
@@ -61,11 +76,15 @@ class Site:
         if dev:
             routes.append(Route("/playground", _page("playground.html")))
             routes.append(Route("/", _to_playground))
+        if debug is not None:
+            routes.append(Route("/debug", _debug_page(debug)))
+            routes.append(Route("/debug.json", _debug_document(debug)))
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._error})
 
     def serve(self, app: AppSpec) -> None:
         """Describe this app from now on."""
-        described = document(app)
+        accepted = self._credentials
+        described = document(app, keys=bool(accepted.api_keys), tokens=bool(accepted.jwt_key))
         self._openapi = msgspec.json.encode(described)
         self._paths = list(described["paths"])
         self.app.router.routes[:] = [*self._routes, *self._jobs.of(app)]
@@ -96,7 +115,9 @@ class Site:
         shown: CallError
         if error.status_code == NotFound.status:
             path = request.url.path
-            shown = NotFound(f"there is no route {path}.{suggest(path, self._paths)}")
+            # An open page that is not there must not tell strangers what else there is.
+            hint = "" if path in PAGES else suggest(path, self._paths)
+            shown = NotFound(f"there is no route {path}.{hint}")
         else:
             shown = CallError(error.detail)
         request_id = request_id_of(request.scope["headers"])
@@ -107,9 +128,29 @@ class Site:
 
 def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def send(_: Request) -> Response:
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-        headers = {"content-security-policy": policy + "connect-src 'self'; img-src data:"}
-        return HTMLResponse(_text(name), headers=headers)
+        return HTMLResponse(_text(name), headers=_POLICY)
+
+    return send
+
+
+def _debug_page(debug: Callable[[], Awaitable[bytes]]) -> Callable[[Request], Awaitable[Response]]:
+    async def send(_: Request) -> Response:
+        # Whole with its data, so that what `curl` has saved can be looked at: a browser by itself
+        # sends no credential.
+        document = (await debug()).decode()
+        for harmful in "<>&\u2028\u2029":
+            document = document.replace(harmful, f"\\u{ord(harmful):04x}")
+        page = _text("debug.html").replace("{{document}}", document)
+        return HTMLResponse(page, headers=_POLICY | _PRIVATE)
+
+    return send
+
+
+def _debug_document(
+    debug: Callable[[], Awaitable[bytes]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def send(_: Request) -> Response:
+        return Response(await debug(), media_type="application/json", headers=_PRIVATE)
 
     return send
 

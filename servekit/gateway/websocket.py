@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from servekit.core.call import BINARY, JSON, MSGPACK, Call, Handler, Payload, Reply, now
 from servekit.errors import CallError, Cancelled, ExecutionError, is_shed
 from servekit.gateway.answer import CLOSE_ERROR, asgi_error, error_document
+from servekit.gateway.guarded import CALLER
 from servekit.gateway.inflow import Inflow
 from servekit.gateway.request import query_document, read_call
 from servekit.gateway.routes import Route
@@ -65,6 +66,7 @@ class WebSocket:
     def _call(self, scope: Scope, started: float) -> Call:
         spec = self._route.spec
         call = read_call(self._route, scope["headers"], started)
+        call.caller = scope.get(CALLER, "")
         call.idempotent = False
         call.payload = Payload(JSON, (query_document(scope["query_string"], spec.input),))
         if MSGPACK not in call.accept:

@@ -37,6 +37,7 @@ class Families:
         jobs_ended: Jobs that have, by status.
         job_queue_seconds: Wait of a job, from when an attempt could have begun until it did.
         job_run_seconds: Duration of an attempt.
+        connections_refused: Connections that were one too many.
         replicas: Replicas, by state.
         replica_restarts: Replicas started again, by what ended the one before.
     """
@@ -90,6 +91,9 @@ class Families:
             "Duration of an attempt at a job.",
             _ENDPOINT,
             bounds=JOB_SECONDS,
+        )
+        self.connections_refused = metrics.counter(
+            "servekit_connections_refused_total", "Connections that were one too many.", ()
         )
         self.replicas = metrics.gauge(
             "servekit_replicas", "Replicas, by state.", ("service", "state")

@@ -54,7 +54,7 @@ def accepted() -> dict[str, Any]:
 
 
 def job_paths(
-    path: str, service: str, task: str, result: dict[str, Any]
+    path: str, service: str, task: str, result: dict[str, Any], *, secured: bool
 ) -> dict[str, dict[str, Any]]:
     """Return the paths of a task's jobs.
 
@@ -63,14 +63,16 @@ def job_paths(
         service: The service's name.
         task: The task's.
         result: What the task would answer if it were no job.
+        secured: A credential is needed.
     """
     base = f"{path.rstrip('/')}{JOBS}"
 
     def get(name: str, summary: str, answer: dict[str, Any], *parameters: Any) -> dict[str, Any]:
-        return {"get": _described(service, task, name, summary, answer, parameters)}
+        return {"get": _described(service, task, name, summary, answer, parameters, secured)}
 
     def post(name: str, summary: str) -> dict[str, Any]:
-        return {"post": _described(service, task, name, summary, _answer(_STATUS), (_ID,))}
+        answer = _answer(_STATUS)
+        return {"post": _described(service, task, name, summary, answer, (_ID,), secured)}
 
     return {
         base: get(
@@ -123,10 +125,14 @@ def _described(
     summary: str,
     answer: dict[str, Any],
     parameters: tuple[Any, ...],
+    secured: bool,
 ) -> dict[str, Any]:
     endpoint = f"{task}{JOBS}{verb}"
     errors = ["BadRequest", "NotFound", "Conflict", "Overloaded", "ExecutionError", "Unavailable"]
-    codes = ("400", "404", "409", "429", "500", "503")
+    codes = ["400", "404", "409", "429", "500", "503"]
+    if secured:
+        errors.insert(1, "Unauthorized")
+        codes.insert(1, "401")
     return {
         "operationId": f"{service}.{endpoint.replace('/', '.')}",
         "tags": [service],

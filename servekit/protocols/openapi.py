@@ -6,7 +6,7 @@ common (errors, headers). Equal apps give equal documents, to the order of their
 refused: an app that could be described can be documented.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from servekit.errors import (
     InvalidInput,
     Overloaded,
     PayloadTooLarge,
+    Unauthorized,
     Unavailable,
     UnsupportedMedia,
 )
@@ -57,9 +58,15 @@ _ERRORS: Final[tuple[CallError, ...]] = (
     DeadlineExceeded("the deadline passed in the queue"),
 )
 """One example of each error that any endpoint may answer with."""
+_UNAUTHORIZED: Final = Unauthorized(
+    "a credential is needed: send the header `authorization: Bearer …`",
+    reason="missing_credentials",
+    started=False,
+)
 
-_DESCRIPTIONS: Final = {
+_DESCRIPTIONS: Final[dict[type[CallError], str]] = {
     BadRequest: "The body or a header can't be parsed.",
+    Unauthorized: "No credential came with the request, or none that is good here.",
     PayloadTooLarge: "The body is over the endpoint's limit.",
     UnsupportedMedia: "The endpoint takes or makes no such media type.",
     InvalidInput: "The body was parsed, but a field breaks its declared type; `fields` says which.",
@@ -70,24 +77,36 @@ _DESCRIPTIONS: Final = {
 }
 
 
-def document(app: AppSpec) -> dict[str, Any]:
-    """Return the document; its values are JSON's."""
+def document(app: AppSpec, *, keys: bool = False, tokens: bool = False) -> dict[str, Any]:
+    """Return the document; its values are JSON's.
+
+    Args:
+        app: What is described.
+        keys: Its gateway asks for an API key.
+        tokens: Its gateway asks for a JSON Web Token; with `keys` for one of the two.
+    """
+    schemes = _security_schemes(keys=keys, tokens=tokens)
+    errors = sorted((*_ERRORS, *[_UNAUTHORIZED] * bool(schemes)), key=lambda e: e.status)
+    described: dict[CallError, str] = {error: _DESCRIPTIONS[type(error)] for error in errors}
     root = app.service(app.root)
     operations = list(_operations(app))
     shared = _error_schemas()
-    errors: dict[CallError, str] = {error: _DESCRIPTIONS[type(error)] for error in _ERRORS}
     if any(operation.endpoint.task is not None for operation in operations):
         shared |= job_schemas()
-        errors |= JOB_ERRORS
+        described |= JOB_ERRORS
     models = Models([(o.service.name, o.endpoint) for o in operations], shared)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         item = paths.setdefault(operation.path, {})
-        item[operation.endpoint.method.lower()] = _operation(operation, models)
+        item[operation.endpoint.method.lower()] = _operation(operation, models, errors)
         if operation.endpoint.task is not None:
             result = _success(operation, models)
             paths |= job_paths(
-                operation.path, operation.service.name, operation.endpoint.name, result
+                operation.path,
+                operation.service.name,
+                operation.endpoint.name,
+                result,
+                secured=bool(schemes),
             )
     summary, description = _doc(root.doc)
     info = {
@@ -106,9 +125,21 @@ def document(app: AppSpec) -> dict[str, Any]:
             "schemas": {**models.schemas, **shared},
             "parameters": _parameters(),
             "headers": _headers(),
-            "responses": _error_responses(errors),
+            "responses": _error_responses(described),
+            **({"securitySchemes": schemes} if schemes else {}),
         },
+        **({"security": [{name: []} for name in schemes]} if schemes else {}),
     }
+
+
+def _security_schemes(*, keys: bool, tokens: bool) -> dict[str, Any]:
+    schemes: dict[str, Any] = {}
+    if keys:
+        schemes["apiKey"] = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    if keys or tokens:
+        what = " or ".join(["an API key"] * keys + ["a JSON Web Token"] * tokens)
+        schemes["bearer"] = {"type": "http", "scheme": "bearer", "description": f"Takes {what}."}
+    return schemes
 
 
 # ---- routes
@@ -143,7 +174,9 @@ def _operations(app: AppSpec) -> Iterator[_Operation]:
                 yield _Operation(service, endpoint, path + _BATCH, many=True)
 
 
-def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
+def _operation(
+    operation: _Operation, models: Models, errors: Sequence[CallError]
+) -> dict[str, Any]:
     service, endpoint, _, many = operation
     summary, description = _doc(endpoint.doc)
     if many:
@@ -164,7 +197,7 @@ def _operation(operation: _Operation, models: Models) -> dict[str, Any]:
             ),
             **{
                 str(error.status): {"$ref": f"#/components/responses/{type(error).__name__}"}
-                for error in _ERRORS
+                for error in errors
                 if endpoint.method != "GET" or not isinstance(error, PayloadTooLarge)
             },
         },

@@ -212,6 +212,7 @@ class RemoteMethod:
             call.request_id = served.request_id
             call.traceparent = served.traceparent
             call.headers = served.headers
+            call.caller = served.caller
             if served.deadline is not None and (deadline is None or served.deadline < deadline):
                 deadline = served.deadline
         call.deadline = deadline

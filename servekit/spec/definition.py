@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 HookKind: TypeAlias = Literal["on_build", "setup", "warmup", "ready", "live", "teardown"]
 
 RESERVED = frozenset(
-    {"/docs", "/livez", "/metrics", "/openapi.json", "/playground", "/readyz", "/startupz"}
+    {
+        "/debug",
+        "/debug.json",
+        "/docs",
+        "/livez",
+        "/metrics",
+        "/openapi.json",
+        "/playground",
+        "/readyz",
+        "/startupz",
+    }
 )
 """Routes that every app has."""
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -100,9 +101,9 @@ class Http:
         self.writer = writer
 
     @classmethod
-    async def open(cls, url: str) -> Self:
+    async def open(cls, url: str, tls: ssl.SSLContext | None = None) -> Self:
         address = urlsplit(url)
-        return cls(*await asyncio.open_connection(address.hostname, address.port))
+        return cls(*await asyncio.open_connection(address.hostname, address.port, ssl=tls))
 
     @property
     def port(self) -> int:
@@ -173,6 +174,7 @@ class Running:
         env: Added to this process's environment.
         options: More words for the command line.
         cwd: Where to start it; None is a folder of its own.
+        tls: For calls to it, if it serves HTTPS.
 
     Attributes:
         url: Where its gateway listens, once it is ready.
@@ -189,7 +191,9 @@ class Running:
         options: tuple[str, ...] = (),
         port: int = 0,
         cwd: Path | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self.runtime_dir = Path(tempfile.mkdtemp(prefix="skf-", dir="/tmp"))
         self.scratch = Path(tempfile.mkdtemp(prefix="skf-w-", dir="/tmp"))
         self.trace = self.scratch / "trace"
@@ -337,7 +341,7 @@ class Running:
     async def call(self, method: str, path: str, **given: Any) -> Answer:
         """Make one call on a connection of its own, within a generous time."""
         async with asyncio.timeout(PATIENCE_S):
-            async with await Http.open(self.url) as http:
+            async with await Http.open(self.url, self._tls) as http:
                 return await http.call(method, path, **given)
 
     async def get(self, path: str) -> Answer:

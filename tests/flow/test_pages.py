@@ -17,6 +17,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
+from servekit.gateway.keys import new_key
 from servekit.gateway.site import _text
 
 ROOT = Path(__file__).parents[2]
@@ -173,14 +174,20 @@ uvloop.run(serve(sys.argv[1], Settings.load(port=0), dev=True, on_ready=ready))
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run the app; the address of its gateway."""
-    folder = tmp_path_factory.mktemp("pages")
+    with running(tmp_path_factory.mktemp("pages")) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def running(folder: Path, **settings: str) -> Iterator[str]:
+    """Run the app with these in its environment; yields the address of its gateway."""
     (folder / "pages_app.py").write_text(APP, "utf-8")
     log = folder / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVE, "pages_app:Search"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", **settings},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -275,7 +282,7 @@ class Browser:
         self.tell("Page.navigate", url="about:blank")
         self.complaints.clear()
         self.tell("Page.navigate", url=url)
-        self.until("document.querySelector('.op, #send, .fatal') !== null")
+        self.until("document.querySelector('.op, #send, #content table, .fatal, .ask') !== null")
 
     def run(self, script: str) -> Any:
         """Return what an expression, awaited if need be, comes to."""
@@ -337,7 +344,7 @@ def page(name: str) -> str:
     return _text(name)
 
 
-@pytest.mark.parametrize("name", ["docs.html", "playground.html"])
+@pytest.mark.parametrize("name", ["docs.html", "playground.html", "debug.html"])
 def test_a_page_parses_nothing_as_html_and_asks_nobody_else(name: str) -> None:
     text = page(name)
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
@@ -385,7 +392,7 @@ def test_the_reference_shows_all_there_is(
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_page_fits_its_window(url: str, browser: Browser, width: int, theme: str) -> None:
     grounds = set()
-    for name in ("docs", "playground"):
+    for name in ("docs", "playground", "debug"):
         browser.open(f"{url}/{name}", width=width, theme=theme)
         assert browser.run("document.documentElement.scrollWidth") <= width
         grounds.add(browser.run("getComputedStyle(document.body).backgroundColor"))
@@ -457,6 +464,88 @@ def test_the_curl_snippets_work(url: str, browser: Browser, inputs: Path) -> Non
             check=False,
         )
         assert ran.returncode == 0, (name, command, ran.stdout, ran.stderr)
+
+
+# ---- an app that asks who calls
+
+
+@needs_browser
+def test_pages_ask_for_a_key_and_keep_it_for_the_tab(browser: Browser, tmp_path: Path) -> None:
+    keys, (id_, key, digest) = tmp_path / "keys.toml", new_key()
+    keys.write_text(f'[[key]]\nname = "a"\nid = "{id_}"\nhash = "{digest}"\n', "utf-8")
+
+    def enter(text: str) -> None:
+        browser.run(f"document.querySelector('#credential').value = {text!r}")
+        browser.run("document.querySelector('.ask button').click()")
+
+    with running(tmp_path, SERVEKIT_API_KEYS=str(keys)) as url:
+        browser.open(f"{url}/docs")
+        assert "Search" not in browser.text()  # nothing of the app is told before
+        assert "This app asks who calls." in browser.text("#content")
+        enter("sk_wrong")
+        browser.until("document.querySelector('.ask')?.innerText.includes('not accepted')")
+        assert "Search" not in browser.text()
+        enter(f" {key}\t")
+        browser.until("document.querySelector('.op')")
+        assert browser.run("localStorage.length") == 0
+        browser.complaints.clear()  # it has told of the 401s
+
+        browser.tell("Page.navigate", url=f"{url}/playground#Search.status")
+        browser.until("document.querySelector('#send')")
+        browser.run("document.querySelector('#send').click()")
+        browser.until("document.querySelector('#answer .good')")
+        browser.run("document.querySelector('#token').value = 'x'")
+        browser.run("document.querySelector('#token').dispatchEvent(new Event('input'))")
+        browser.run("document.querySelector('#send').click()")
+        browser.until("document.querySelector('#answer')?.innerText.includes('is not known here')")
+        document = httpx.get(f"{url}/openapi.json", headers={"x-api-key": key}).json()
+        assert document["security"] == [{"apiKey": []}, {"bearer": []}]
+
+
+# ---- the debug page
+
+EVIL_ID = "<img/src=x/onerror=document.title='owned'>{{document}}</script>"
+
+
+@needs_browser
+def test_the_debug_page_tells_what_runs_and_goes_on(url: str, browser: Browser) -> None:
+    httpx.post(f"{url}/query", json={"text": ""}, headers={"x-request-id": EVIL_ID})
+    stream = {"text": "a", "n": 600, "pause": 0.1}
+    headers = {"x-request-id": f"runs-{EVIL_ID}"}
+    with httpx.stream("POST", f"{url}/answer", json=stream, headers=headers) as answer:
+        chunks = answer.iter_bytes()  # held, as the stream ends with it
+        next(chunks)
+        browser.open(f"{url}/debug")
+        seen = browser.text("#content")
+        for text in (
+            "pages_app:Search",
+            "Vision-",
+            "Search-",
+            "ready",
+            EVIL_ID,
+            "422",
+            "invalid_input",
+        ):
+            assert text in seen, text
+        assert f"runs-{EVIL_ID}" in seen
+        assert "/answer" in seen
+        assert browser.run("document.title") == "Debug"
+        assert browser.run("document.querySelectorAll('img').length") == 0
+        assert "\t499" not in seen
+    browser.until("document.body.innerText.includes('\\t499')")  # it looks again by itself
+    assert browser.complaints == []
+
+
+@needs_browser
+def test_a_debug_page_that_was_saved_is_whole(url: str, browser: Browser, tmp_path: Path) -> None:
+    """A browser sends no credential by itself; curl does."""
+    saved = tmp_path / "debug.html"
+    saved.write_bytes(httpx.get(f"{url}/debug").content)
+    browser.open(saved.as_uri())
+    seen = browser.text("#content")
+    for text in ("pages_app:Search", "saved", "Settings", "runtime_dir"):
+        assert text in seen, text
+    assert browser.complaints == []
 
 
 # ---- the playground

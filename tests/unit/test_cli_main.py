@@ -6,7 +6,19 @@ import pytest
 from servekit.cli.main import run
 from servekit.version import __version__
 
-VERBS = ["init", "dev", "serve", "call", "client", "graph", "status", "scale", "doctor", "jobs"]
+VERBS = [
+    "init",
+    "dev",
+    "serve",
+    "call",
+    "client",
+    "graph",
+    "status",
+    "scale",
+    "doctor",
+    "jobs",
+    "keys",
+]
 
 
 def test_version(capsys):

@@ -50,11 +50,13 @@ def test_a_context_is_that_of_its_call():
         deadline=time.monotonic() + 10,
         attempt=2,
         traceparent="00-ab",
+        caller="team-a",
         headers=encoded(("a", "b")),
     )
     context = RequestContext(call)
     assert (context.request_id, context.attempt, context.traceparent) == ("r1", 2, "00-ab")
     assert context.headers["A"] == "b"
+    assert context.caller == "team-a"
     assert 9 < context.remaining() <= 10
     assert not context.cancelled
     context.cancelled = True

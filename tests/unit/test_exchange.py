@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -169,8 +170,9 @@ def test_room_for_a_body(length, room):
     gateway.serve(SPEC)
     methods, query = gateway.find(b"/echo")
     fields = [(b"content-length", length.encode())] if length else []
+    wire = SimpleNamespace(share=gateway.bodies.share)
     exchange = Exchange(
-        None, methods, b"POST", query, fields, http10=False, keep_alive=True, expects=False
+        wire, methods, b"POST", query, fields, http10=False, keep_alive=True, expects=False
     )
     exchange.feed(b"a" * 900)
     exchange.feed(b"b" * 100)
@@ -183,6 +185,10 @@ def test_room_for_a_body(length, room):
         assert body[:1000] == b"a" * 900 + b"b" * 100
         exchange.end()
         assert exchange.room() is None  # all is here
+        assert gateway.bodies.held == room  # the buffer is still there
+        exchange.fill(body)
+        exchange.leave()
+    assert gateway.bodies.held == 0
 
 
 @pytest.mark.parametrize("over", [1, 2_000_000])

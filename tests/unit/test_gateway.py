@@ -20,6 +20,7 @@ from servekit.errors import (
     Overloaded,
     Unavailable,
 )
+from servekit.gateway.bodies import Bodies
 from servekit.gateway.exchange import Exchange
 from servekit.gateway.http import Gateway
 from servekit.gateway.request import query_document
@@ -107,6 +108,7 @@ class Wire:
         self.written: list[bytes] = []
         self.kept_alive: list[bool] = []
         self.aborted = False
+        self.share = Bodies(1 << 20).share
 
     def write(self, data: Buffer) -> None:
         self.written.append(bytes(data))

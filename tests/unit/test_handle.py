@@ -361,6 +361,7 @@ async def test_a_call_takes_over_what_its_context_knows():
         headers=headers,
         traceparent="00-t",
         attempt=1,
+        caller="team-a",
     )
     context = RequestContext(served)
     token = CURRENT.set(context)
@@ -374,6 +375,7 @@ async def test_a_call_takes_over_what_its_context_knows():
     CURRENT.reset(token)
     assert {c.request_id for c in calls} == {"id"}
     assert {c.traceparent for c in calls} == {"00-t"}
+    assert {c.caller for c in calls} == {"team-a"}
     assert {bytes(c.headers) for c in calls} == {headers}
     assert {c.service for c in calls} == {"child"}
     assert all(c.internal for c in calls)

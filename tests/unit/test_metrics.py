@@ -275,6 +275,7 @@ def test_the_families_are_these():
         "servekit_jobs_ended_total",
         "servekit_job_queue_seconds",
         "servekit_job_run_seconds",
+        "servekit_connections_refused_total",
         "servekit_replicas",
         "servekit_replica_restarts_total",
     ]

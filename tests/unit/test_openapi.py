@@ -564,3 +564,37 @@ def test_an_app_without_tasks_tells_nothing_of_jobs():
     described = document(describe(Vision))
     assert not any("Job" in name for name in described["components"]["schemas"])
     assert "Conflict" not in described["components"]["responses"]
+
+
+# -- credentials
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens", "schemes"),
+    [
+        (True, False, ["apiKey", "bearer"]),
+        (False, True, ["bearer"]),
+        (True, True, ["apiKey", "bearer"]),
+    ],
+)
+def test_credentials_that_are_asked_for(app, keys, tokens, schemes):
+    doc = document(app, keys=keys, tokens=tokens)
+    OpenAPIV31SpecValidator(json.loads(json.dumps(doc))).validate()
+    assert list(doc["components"]["securitySchemes"]) == schemes
+    assert doc["security"] == [{name: []} for name in schemes]
+    if keys:
+        assert doc["components"]["securitySchemes"]["apiKey"]["name"] == "x-api-key"
+    for item in doc["paths"].values():
+        for operation in item.values():
+            assert operation["responses"]["401"] == {"$ref": "#/components/responses/Unauthorized"}
+    example = doc["components"]["responses"]["Unauthorized"]["content"]["application/json"][
+        "example"
+    ]
+    assert example["error"]["code"] == "unauthorized"
+
+
+def test_where_nobody_is_asked_there_is_nothing_of_it(doc):
+    assert "security" not in doc
+    assert "securitySchemes" not in doc["components"]
+    assert "401" not in str(doc["paths"])
+    assert "Unauthorized" not in doc["components"]["responses"]

@@ -307,6 +307,39 @@ async def test_a_connection_that_is_lost_with_requests_in_line_ends_its_call(unt
         assert door.cancelled == 1
 
 
+@pytest.mark.parametrize("behind", [post(), head("GET /page HTTP/1.1") * 3, post(b"2") * 100])
+async def test_a_client_that_leaves_with_requests_in_line_ends_its_call(until, behind):
+    """Nothing is written meanwhile, so only who reads on behind the first can see it."""
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        await client.send(post() + behind)
+        await until(lambda: door.calls)
+        await client.send(behind)
+        await turns(5)
+        client.leave()
+        await until(lambda: not door.state.tasks)
+        assert door.cancelled == len(door.calls) == 1
+        assert not door.state.connections
+
+
+async def test_what_is_read_behind_a_request_has_an_end(until):
+    async with Door() as door:
+        door.reply = "hold"
+        client = await door.connect()
+        sending = asyncio.create_task(client.send(post(b"1") * 6000))
+        await until(lambda: client.protocol.flow.read_paused)
+        await turns(1000)
+        assert len(client.protocol.pipeline) < 3000
+        door.go_on.set()
+        longest = 0
+        for _ in range(6000):
+            assert (await client.answer()).body == b"1"
+            longest = max(longest, len(client.protocol.pipeline))
+        assert longest < 3000
+        await sending
+
+
 @pytest.mark.parametrize("size", [10, 70_000, 600_000])
 async def test_a_client_that_leaves_while_it_sends_makes_no_call(until, size):
     async with Door() as door:
@@ -330,6 +363,8 @@ async def test_a_client_that_leaves_while_it_sends_makes_no_call(until, size):
         head("GET /find HTTP/1.1", f"x-large: {'x' * HEAD}"),
         head("GET /find HTTP/1.1", f"{'x' * HEAD}: large"),
         head("GET /find HTTP/1.1", *(f"x-{number}: {'x' * 90}" for number in range(700))),
+        head("GET /find HTTP/1.1", *(f"x-{number}: x" for number in range(257))),
+        head("GET /page HTTP/1.1", *("x: x" for _ in range(257))),
         head(f"GET /{'x' * HEAD}")[:-4],
         head("GET /page HTTP/1.1", f"x-large: {'x' * HEAD}")[:-4],
     ],
@@ -353,6 +388,8 @@ async def test_a_head_that_is_too_large_is_refused(large, step, first):
 async def test_a_head_that_is_large_enough():
     async with Door() as door:
         client = await door.connect()
+        many = [f"x-{number}: {'x' * 240}" for number in range(254)]
+        assert (await client.ask(post(b"1", "/echo", *many))).status == 200
         data = post(bytes_of(600_000), "/echo", f"x-large: {'x' * (HEAD - 200)}")
         for _ in range(2):
             assert (await client.ask(data)).status == 200
@@ -586,7 +623,7 @@ async def test_a_body_that_comes_too_slowly_is_refused(until, size, coded):
         client, clock = await watched(door)
         data = chunked(bytes_of(size)) if coded else post(bytes_of(size))
         await client.send(data[: -size // 2])
-        await until(lambda: client.protocol._guard)
+        await until(lambda: client.protocol.sender.watches)
         for _ in range(3):
             await client.send(data[:1000])
             await turns(10)
@@ -606,7 +643,9 @@ async def test_a_body_may_take_long_when_it_keeps_coming(until, coded):
         data = chunked(body) if coded else post(body)
         for begin in range(0, len(data), 60_000):
             await client.send(data[begin : begin + 60_000])
-            await until(lambda end=begin + 60_000: client.protocol.received >= min(end, len(data)))
+            await until(
+                lambda end=begin + 60_000: client.protocol.sender.received >= min(end, len(data))
+            )
             clock.go(9.9)
         assert (await client.answer()).body == body[:100]
         await client.lives()
@@ -617,14 +656,29 @@ async def test_a_client_that_is_kept_waiting_is_not_blamed_for_it(until):
     async with Door() as door:
         client, clock = await watched(door)
         door.reply = "hold"
-        data = post(b"1" * 100) + post(b"2" * 100)
-        await client.send(data[:-50])
-        await until(lambda: client.protocol.pipeline)
+        data = post(b"1" * 100) + post(b"2" * 600_000)
+        sending = asyncio.create_task(client.send(data))
+        await until(lambda: client.protocol.flow.read_paused)
         clock.go(100)
-        await client.send(data[-50:])
         door.go_on.set()
         assert (await client.answer()).body == b"1" * 100
         assert (await client.answer()).body == b"2" * 100
+        await sending
+
+
+async def test_a_client_in_line_that_stops_sending_is_refused_in_its_turn(until):
+    """What it has sent so far is read at once, so it is not this side that keeps it waiting."""
+    async with Door() as door:
+        client, clock = await watched(door)
+        door.reply = "hold"
+        await client.send((post(b"1" * 100) + post(b"2" * 100))[:-50])
+        await until(lambda: client.protocol.pipeline)
+        await turns(5)
+        clock.go(10.1)
+        door.go_on.set()
+        assert (await client.answer()).body == b"1" * 100
+        assert (await client.answer()).code == "request_timeout"
+        assert await client.rest() == b""
 
 
 @pytest.mark.parametrize("kind", ["whole", "many", "stream"])

@@ -29,6 +29,19 @@ def test_defaults(tmp_path):
         "drain_s": 20.0,
         "start_timeout_s": 600.0,
         "start_parallel": None,
+        "api_keys": None,
+        "jwt_key": None,
+        "jwt_algorithms": (),
+        "jwt_issuer": None,
+        "jwt_audience": None,
+        "tls_cert": None,
+        "tls_key": None,
+        "cors_origins": (),
+        "cors_credentials": False,
+        "gzip_min_bytes": None,
+        "max_connections": 10_000,
+        "max_connections_per_address": 0,
+        "max_bodies": None,
     }
 
 
@@ -59,6 +72,25 @@ def test_each_source_beats_the_one_before(tmp_path):
         ("SERVEKIT_GPUS", "2", "gpus", 2),
         ("SERVEKIT_DRAIN_S", "2.5", "drain_s", 2.5),
         ("SERVEKIT_START_TIMEOUT_S", "10", "start_timeout_s", 10.0),
+        ("SERVEKIT_API_KEYS", "keys.toml", "api_keys", Path("keys.toml")),
+        ("SERVEKIT_JWT_KEY", "/k/pub.pem", "jwt_key", Path("/k/pub.pem")),
+        ("SERVEKIT_JWT_ALGORITHMS", "RS256, ES256", "jwt_algorithms", ("RS256", "ES256")),
+        ("SERVEKIT_JWT_ISSUER", "https://idp", "jwt_issuer", "https://idp"),
+        ("SERVEKIT_TLS_CERT", "a/cert.pem", "tls_cert", Path("a/cert.pem")),
+        ("SERVEKIT_TLS_KEY", "/key.pem", "tls_key", Path("/key.pem")),
+        ("SERVEKIT_CORS_ORIGINS", "*", "cors_origins", ("*",)),
+        (
+            "SERVEKIT_CORS_ORIGINS",
+            "https://A.example, http://localhost:5173,capacitor://app,http://[::1]:8081",
+            "cors_origins",
+            ("https://a.example", "http://localhost:5173", "capacitor://app", "http://[::1]:8081"),
+        ),
+        ("SERVEKIT_CORS_CREDENTIALS", "True", "cors_credentials", True),
+        ("SERVEKIT_CORS_CREDENTIALS", "0", "cors_credentials", False),
+        ("SERVEKIT_GZIP_MIN_BYTES", "4096", "gzip_min_bytes", 4096),
+        ("SERVEKIT_MAX_CONNECTIONS", "7", "max_connections", 7),
+        ("SERVEKIT_MAX_CONNECTIONS_PER_ADDRESS", "3", "max_connections_per_address", 3),
+        ("SERVEKIT_MAX_BODIES", "1048576", "max_bodies", 1 << 20),
         ("CUDA_VISIBLE_DEVICES", "0,1", "cuda_visible_devices", "0,1"),
         ("CUDA_VISIBLE_DEVICES", "", "cuda_visible_devices", ""),
     ],
@@ -111,8 +143,40 @@ def test_mistakes_in_the_environment_are_named(tmp_path, env, message):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "a.example",
+        "https://",
+        "https://a.example/",
+        "https://a.example/path",
+        "https://a.example?",
+        "https://user@a.example",
+        "https://a.example:port",
+        "https://a b",
+        "https://a\r\nx: y",
+        "https://é.example",
+        "https://a.example,",
+        "https://*.example",
+        "https://a.example:443",
+        "http://a.example:80",
+        "*, https://a.example",
+        "null",
+    ],
+)
+def test_what_is_no_origin(tmp_path, text):
+    with pytest.raises(ConfigError, match="environment: SERVEKIT_CORS_ORIGINS = "):
+        load(tmp_path, {"SERVEKIT_CORS_ORIGINS": text})
+
+
+@pytest.mark.parametrize(
     ("file", "text", "message"),
     [
+        ("servekit.toml", "cors_origins = 1", "cors_origins = 1: need origins"),
+        ("servekit.toml", "cors_origins = [1]", "1 is no origin"),
+        ("servekit.toml", "cors_credentials = 'yes'", "'yes': need true or false"),
+        ("servekit.toml", "cors_credentials = 1", "1: need true or false"),
+        ("servekit.toml", "tls_cert = 1", "tls_cert = 1: need the path of a file"),
+        ("servekit.toml", "max_connections = 0", "need a whole number from 1"),
         ("servekit.toml", "prot = 1", "there is no setting 'prot'. Did you mean 'port'?"),
         ("servekit.toml", "port = true", "port = True: need a whole number from 0 to 65535"),
         ("servekit.toml", "port = 1.5", "port = 1.5: need a whole number from 0 to 65535"),
@@ -120,6 +184,11 @@ def test_mistakes_in_the_environment_are_named(tmp_path, env, message):
         ("servekit.toml", "drain_s = []", "drain_s = []: need a number of seconds"),
         ("servekit.toml", "host = 1", "host = 1: need text"),
         ("servekit.toml", "gpus = {}", "gpus = {}: need a whole number from 0 to 1024"),
+        ("servekit.toml", "api_keys = ''", "api_keys = '': need the path of a file"),
+        ("servekit.toml", "jwt_key = 1", "jwt_key = 1: need the path of a file"),
+        ("servekit.toml", "jwt_algorithms = 'a,,b'", "need words, separated by commas"),
+        ("servekit.toml", "jwt_algorithms = [1]", "jwt_algorithms = [1]: need words"),
+        ("servekit.toml", "jwt_algorithms = 1", "jwt_algorithms = 1: need words"),
         ("servekit.toml", "cuda_visible_devices = 1", "cuda_visible_devices = 1: need text"),
         ("servekit.toml", "port =", "Invalid value"),
         ("pyproject.toml", "[tool.servekit]\nhots = 'x'", "Did you mean 'host'?"),
@@ -176,6 +245,11 @@ def test_the_process_is_read_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SERVEKIT_PORT", "4321")
     assert Settings.load().port == 4321
+
+
+def test_origins_may_be_a_list(tmp_path):
+    (tmp_path / "servekit.toml").write_text('cors_origins = ["https://a.example", "http://b:1"]')
+    assert load(tmp_path).cors_origins == ("https://a.example", "http://b:1")
 
 
 def test_settings_are_frozen():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servekit.core.units import parse_bytes, parse_seconds
+from servekit.core.units import parse_bytes, parse_rate, parse_seconds
 from servekit.errors import ConfigError
 
 
@@ -64,3 +64,33 @@ def test_any_text_is_a_quantity_or_a_config_error(text):
             assert parse(text, where="here") >= 0
         except ConfigError as error:
             assert str(error).startswith("here: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "per_s"),
+    [("10/s", 10), ("600/m", 10), ("1800/h", 0.5), (" 1.5 / s ", 1.5)],
+)
+def test_rates(text, per_s):
+    assert parse_rate(text, where="key") == per_s
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "10",
+        "/s",
+        "10/",
+        "10/d",
+        "10/ms",
+        "-1/s",
+        "0/s",
+        "0.0/h",
+        "1e3/s",
+        "10/s/s",
+        "9" * 400 + "/s",
+    ],
+)
+def test_what_is_no_rate(text):
+    with pytest.raises(ConfigError, match=r"^key: .* is no rate above 0; write it like '10/s'"):
+        parse_rate(text, where="key")

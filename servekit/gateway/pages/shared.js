@@ -16,8 +16,28 @@ function h(tag, props = {}, ...children) {
   return element;
 }
 
+/** The key or token that requests carry; the tab forgets it when it is closed. */
+const credential = () => keep.get("sessionStorage", "credential") ?? "";
+const authorization = () => credential() ? {authorization: `Bearer ${credential()}`} : {};
+
+/** Ask for a key or token, and start again. */
+function askWho() {
+  const field = h("input", {class: "field", id: "credential", type: "password", autocomplete: "off", required: true});
+  const said = credential() ? "This key or token is not accepted." : "This app asks who calls.";
+  const submit = event => {
+    event.preventDefault();
+    keep.set("sessionStorage", "credential", field.value.trim());
+    location.reload();
+  };
+  $("#content").replaceChildren(h("form", {class: "ask", onsubmit: submit}, h("p", {role: "status"}, said),
+    h("label", {for: "credential"}, "API key or token"), field, h("button", {class: "field"}, "Go on")));
+  field.focus();
+  return new Promise(() => {}); // nothing else is shown
+}
+
 async function load() {
-  const response = await fetch("openapi.json");
+  const response = await fetch("openapi.json", {headers: authorization()});
+  if (response.status === 401) return askWho();
   if (!response.ok) throw new Error(`openapi.json: status ${response.status}`);
   api = await response.json();
   return response;
