@@ -106,7 +106,7 @@ def _python() -> Finding:
 
 
 def _platform() -> Finding:
-    from servekit.engine.host import Host  # noqa: PLC0415
+    from servekit.core.host import Host  # noqa: PLC0415
 
     host = Host()
     found = f"{platform.system()} {platform.release()} on {platform.machine()}, {host.cores()} CPUs"

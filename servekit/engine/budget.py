@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from servekit.core.call import now
 from servekit.engine.devices import detect
-from servekit.engine.host import Host
+from servekit.core.host import Host
 from servekit.engine.placement import Placement
 from servekit.engine.starts import Start, Starts
 from servekit.errors import ResourceError

@@ -5,11 +5,10 @@ many there are. A larger one is counted by its declared length at once, or as it
 its answer has been sent.
 """
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
+from servekit.core.host import Host
 from servekit.errors import Unavailable
 
 UNCOUNTED: Final = 16 * 1024
@@ -17,7 +16,6 @@ UNCOUNTED: Final = 16 * 1024
 UNWANTED: Final = 1 << 20
 """What is read of a body that nobody will: a client that sends less finds its answer in any case."""
 _MOST: Final = 2 << 30
-_CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 class Bodies:
@@ -110,11 +108,4 @@ def much_may_come(headers: Mapping[bytes, bytes]) -> bool:
 
 def default_limit() -> int:
     """Return a quarter of the memory that this process may use, at most 2 GiB."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        granted = _CGROUP.read_text("ascii").strip()
-    except OSError:  # no control group, or another system
-        granted = ""
-    if granted.isdecimal():
-        memory = min(memory, int(granted))
-    return min(memory // 4, _MOST)
+    return min((Host().memory() or _MOST) // 4, _MOST)

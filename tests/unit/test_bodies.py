@@ -1,9 +1,10 @@
 """The account of all bodies: it never goes over its limit, and ends where it began."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servekit.gateway import bodies as module
+from servekit.core.host import Host
 from servekit.gateway.bodies import Bodies, default_limit
 
 LIMIT = 100
@@ -62,12 +63,10 @@ def test_a_body_that_is_alone_may_be_of_any_size():
     assert not bodies.share().hold(LIMIT)
 
 
-def test_the_default_is_a_part_of_the_memory_that_may_be_used(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("memory", "limit"), [(400_000_000, 100_000_000), (1 << 40, 2 << 30), (0, 512 << 20)]
+)
+def test_the_default_is_a_part_of_the_memory_that_may_be_used(memory, limit, monkeypatch):
     assert 0 < default_limit() <= 2 << 30
-    granted = tmp_path / "memory.max"
-    monkeypatch.setattr(module, "_CGROUP", granted)
-    for text, limit in (("400000000\n", 100_000_000), ("max\n", None), ("", None)):
-        granted.write_text(text)
-        assert default_limit() == (limit or default_limit())
-        granted.unlink()
-        assert limit is None or default_limit() > limit
+    monkeypatch.setattr(Host, "memory", lambda _: memory)
+    assert default_limit() == limit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servekit.engine.host import Host
+from servekit.core.host import Host
 
 GIB = 2**30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n"
