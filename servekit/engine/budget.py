@@ -11,8 +11,8 @@ from itertools import count
 from typing import TypeAlias
 
 from servekit.core.call import now
-from servekit.engine.devices import detect
 from servekit.core.host import Host
+from servekit.engine.devices import detect
 from servekit.engine.placement import Placement
 from servekit.engine.starts import Start, Starts
 from servekit.errors import ResourceError
