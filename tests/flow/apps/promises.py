@@ -39,5 +39,5 @@ class Front:
     async def norm(self, size: int, seconds: float = 0.0) -> float:
         return await self.user.dot.remote(
             sk.promise(self.maker.vector.remote(size, seconds)),
-            sk.promise(self.maker.vector.remote(size)),
+            sk.promise(self.maker.vector.remote(size, seconds)),
         )
