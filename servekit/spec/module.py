@@ -10,7 +10,7 @@ import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 EDGES = ("depends", "ref")
@@ -62,7 +62,7 @@ class Statement:
     imports: tuple[Imported, ...] = ()
     reach: Reach = Reach.NOTHING
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Return the content: equal for what means the same."""
         return ast.dump(self.node)
@@ -99,7 +99,7 @@ class Module:
         object.__setattr__(self, "is_open", "*" in binders or "__getattr__" in binders)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def parse(name: str, source: bytes, *, is_package: bool) -> Module | None:
     """Read a module; None if this is no Python."""
     try:

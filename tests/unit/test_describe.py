@@ -57,6 +57,7 @@ class Search:
 # ---- describe
 
 
+@pytest.mark.slow
 def test_an_app_has_its_services_dependencies_first() -> None:
     app = describe(Search)
     assert app.root == "Search"
@@ -310,6 +311,7 @@ def test_the_digest_follows_the_sources_of_the_class_and_its_bases(folder: Path)
     assert code("sk_above:Model") not in (first, second)
 
 
+@pytest.mark.slow
 def test_a_caller_follows_the_endpoints_of_what_it_calls() -> None:
     def caller(kind: Any, **options: Any) -> Any:
         @sk.service

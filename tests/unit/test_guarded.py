@@ -182,6 +182,7 @@ async def test_a_large_body_that_nobody_reads(guarded, size, path, line):
 
 @pytest.mark.parametrize("size", [10, 70_000, 600_000, 9_000_000])
 @pytest.mark.parametrize("path", ["/echo", "/page", "/nothing"])
+@pytest.mark.slow
 async def test_a_body_without_a_declared_size_that_nobody_reads(guarded, size, path):
     async with guarded() as door:
         client = await door.connect()

@@ -28,6 +28,8 @@ from tests.door import (
 )
 from tests.pairs import make_pair
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pair(tmp_path):

@@ -341,6 +341,7 @@ SCHEMAS = st.recursive(
 
 
 @given(SCHEMAS, SCHEMAS)
+@pytest.mark.slow
 def test_any_schema_becomes_a_module_that_runs(schema, model):
     described = document(describe(Plain))
     described["components"]["schemas"]["M"] = model

@@ -26,6 +26,8 @@ from servekit.spec.form import document as form_document
 from servekit.spec.table import is_compressed
 from tests.serving import served
 
+pytestmark = pytest.mark.slow
+
 Grid = Annotated[NDArray[np.float32], sk.Array["float32", "N 2"]]
 
 
