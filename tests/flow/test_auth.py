@@ -220,7 +220,7 @@ async def test_a_mistake_in_a_file_ends_it_before_anything_starts(tmp_path, name
         assert app.lines[0].startswith("error: ")
         assert message in app.lines[0]
     finally:
-        await app.gone()
+        await app.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
