@@ -1,11 +1,6 @@
 """What an exchange needs of its client's connection."""
 
-import asyncio
-from typing import Any
-
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from servekit.core.call import Buffer
 from servekit.gateway.bodies import Share
@@ -14,26 +9,9 @@ from servekit.gateway.status import status_line
 
 
 class Outflow(HttpToolsProtocol):
-    """uvicorn's protocol as an `exchange.Wire`.
+    """uvicorn's protocol as an `exchange.Wire`."""
 
-    Args:
-        gateway: Answers the requests for endpoints.
-        config: uvicorn's.
-        server_state: uvicorn's.
-        app_state: uvicorn's.
-        _loop: The loop it belongs to; None is the running one.
-    """
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop or asyncio.get_running_loop())
-        self._gateway = gateway
+    _gateway: Gateway
 
     def write(self, data: Buffer) -> None:
         """Send bytes."""

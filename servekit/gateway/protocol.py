@@ -51,7 +51,8 @@ class HttpProtocol(Outflow):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(gateway, config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state, _loop or asyncio.get_running_loop())
+        self._gateway = gateway
         self.parser: Any
         # The request that is parsed: uvicorn's cycle, or an exchange.
         self.cycle: Any = None
