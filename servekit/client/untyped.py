@@ -13,6 +13,7 @@ from servekit.client.conversation import Conversation, is_stream, messages_of
 from servekit.client.exchange import answer, value
 from servekit.client.jobs import KEY_HEADER, AsyncClientJob, ClientJob, JobRequests, status_of
 from servekit.client.request import Outgoing, encoded, holds_files, with_query
+from servekit.core.aio import END, next_or_end
 from servekit.core.background import ThreadLoop, background_loop
 from servekit.core.call import EVENT_STREAM, JSON, MSGPACK, Payload, new_request_id, now
 
@@ -263,11 +264,8 @@ def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
 
 
 def _iterate(parts: AsyncGenerator[T], loop: asyncio.AbstractEventLoop) -> Iterator[T]:
-    async def following() -> T | None:
-        return await anext(parts, None)
-
     try:
-        while (part := _wait(following(), loop)) is not None:
+        while (part := _wait(next_or_end(parts), loop)) is not END:
             yield part
     finally:
         # Not waited for: a garbage collection in the loop's own thread may lead here.

@@ -78,6 +78,15 @@ async def together(*works: Coroutine[Any, Any, Any]) -> None:
         raise
 
 
+END: Final = object()
+"""What `next_or_end` returns behind the last value."""
+
+
+async def next_or_end(iterator: AsyncIterator[Any]) -> Any:
+    """Return the next value, or `END`: what a loop may hand to another one, or to a thread."""
+    return await anext(iterator, END)
+
+
 async def aclose(iterator: AsyncIterator[Any]) -> None:
     """Close an async iterator, if it is of the kind that is closed."""
     if (close := getattr(iterator, "aclose", None)) is not None:

@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final, Self
+from typing import Any, Self
 
+from servekit.core.aio import END, next_or_end
 from servekit.core.call import Call, Payload
 from servekit.errors import BadRequest
 from servekit.spec.schema import InboundSchema
-
-_END: Final = object()
 
 
 def inbox(schema: InboundSchema, call: Call, *, is_async: bool, decoded: bool = False) -> Any:
@@ -54,11 +53,11 @@ def _in_thread(chunks: AsyncIterator[Any]) -> Iterator[Any]:
     """Iterate in another thread over what belongs to the running loop."""
     loop = asyncio.get_running_loop()
 
-    async def following() -> Any:
-        return await anext(chunks, _END)
+    def following() -> Any:
+        return asyncio.run_coroutine_threadsafe(next_or_end(chunks), loop).result()
 
     def iterate() -> Iterator[Any]:
-        while (chunk := asyncio.run_coroutine_threadsafe(following(), loop).result()) is not _END:
+        while (chunk := following()) is not END:
             yield chunk
 
     return iterate()

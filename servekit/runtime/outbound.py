@@ -6,13 +6,11 @@ values may be slow to come; whoever sends them may run on another loop.
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, Final
+from typing import Any
 
-from servekit.core.aio import aclose, running_loop
+from servekit.core.aio import END, aclose, next_or_end, running_loop
 from servekit.errors import InvalidInput
 from servekit.spec.schema import InboundSchema
-
-_END: Final = object()
 
 
 def outbound(
@@ -61,19 +59,16 @@ async def _encoded(
 async def _from_loop(
     values: AsyncIterator[Any], home: asyncio.AbstractEventLoop
 ) -> AsyncIterator[Any]:
-    async def following() -> Any:
-        return await anext(values, _END)
-
     async def there(work: Coroutine[Any, Any, Any]) -> Any:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
 
     try:
-        while (value := await there(following())) is not _END:
+        while (value := await there(next_or_end(values))) is not END:
             yield value
     finally:
         await there(aclose(values))
 
 
 async def _from_thread(values: Iterator[Any]) -> AsyncIterator[Any]:
-    while (value := await asyncio.to_thread(next, values, _END)) is not _END:
+    while (value := await asyncio.to_thread(next, values, END)) is not END:
         yield value

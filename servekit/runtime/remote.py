@@ -7,13 +7,11 @@ directly; on another loop, or in a plain thread, the outcome is handed over.
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from servekit.core.aio import running_loop
+from servekit.core.aio import END, next_or_end, running_loop
 from servekit.core.call import Call, Handler, Payload, Reply
 from servekit.errors import ServekitError
-
-_END: Final = object()
 
 
 def _must_not_block(call: Call) -> None:
@@ -159,7 +157,7 @@ class RemoteStream(Remote):
         if running_loop() is self._loop:
             return await self._next()
         chunk = await asyncio.wrap_future(self._chunk())
-        if chunk is _END:
+        if chunk is END:
             raise StopAsyncIteration
         return chunk
 
@@ -174,14 +172,8 @@ class RemoteStream(Remote):
             raise ServekitError(f"{self._call.service}.{self._call.endpoint} answered no stream")
         return self._decode(await anext(stream))
 
-    async def _next_or_end(self) -> Any:
-        try:
-            return await self._next()
-        except StopAsyncIteration:
-            return _END
-
     def _chunk(self) -> "concurrent.futures.Future[Any]":
-        return asyncio.run_coroutine_threadsafe(self._next_or_end(), self._loop)
+        return asyncio.run_coroutine_threadsafe(next_or_end(self), self._loop)
 
     def iter_sync(self) -> Iterator[Any]:
         """Iterate on a thread that runs no event loop.
@@ -194,7 +186,7 @@ class RemoteStream(Remote):
 
     def _iterate(self) -> Iterator[Any]:
         try:
-            while (chunk := self._chunk().result()) is not _END:
+            while (chunk := self._chunk().result()) is not END:
                 yield chunk
         finally:
             self.cancel()
