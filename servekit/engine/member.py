@@ -8,7 +8,16 @@ from enum import StrEnum
 import msgspec
 
 from servekit.core.call import now
-from servekit.engine.control import Health, Nothing, Started, StartReplica, Stats, Verb, ask
+from servekit.engine.control import (
+    Health,
+    Nothing,
+    ProcessStatus,
+    Started,
+    StartReplica,
+    Stats,
+    Verb,
+    ask,
+)
 from servekit.engine.process import Process
 from servekit.engine.table import Table, Target
 from servekit.errors import CallError, SetupError, WireError
@@ -144,6 +153,18 @@ class Member:
         if now() - (self._counted_at or self.ready_at) >= _STALE_S:
             self.stats = Stats(finished=self.stats.finished, rss=self.stats.rss)
             self.rate_per_s = 0.0
+
+    def status(self) -> ProcessStatus:
+        """Return what `servekit status` shows of it."""
+        return ProcessStatus(
+            id=self.id,
+            pid=self.process.pid,
+            state=self.state.value,
+            ongoing=self.stats.ongoing,
+            finished=self.stats.finished,
+            rss=self.stats.rss,
+            trouble=self.trouble,
+        )
 
     async def drain(self, grace_s: float) -> None:
         """Let it finish what it has, then end it."""

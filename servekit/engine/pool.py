@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from servekit.core.aio import Tasks, together
 from servekit.core.call import now
+from servekit.engine.control import ServiceStatus
 from servekit.engine.member import Member, State
-from servekit.engine.numbers import bounded, default_target
+from servekit.engine.numbers import bounded, bounds, default_target
 from servekit.engine.scaler import Scaler
 from servekit.engine.table import ServiceTargets
 from servekit.errors import ResourceError, SetupError
@@ -179,6 +180,18 @@ class Pool:
         if self._failures >= _DOWN_AFTER:
             return ServiceTargets((), "down", max(1.0, self._retry_at - now()))
         return ServiceTargets((), "starting" if self.desired else "asleep")
+
+    def status(self) -> ServiceStatus:
+        """Return what `servekit status` shows of this service."""
+        return ServiceStatus(
+            name=self.spec.name,
+            version=self.spec.version,
+            state=self.targets().state,
+            bounds=bounds(self.policy),
+            desired=self.desired,
+            restarts=sum(self.restarts.values()),
+            replicas=[member.status() for member in self.members],
+        )
 
     def _promote(self) -> None:
         """Let the replicas of the wanted revision take calls."""

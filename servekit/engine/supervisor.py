@@ -24,9 +24,7 @@ from servekit.engine.control import (
     AppStatus,
     Figures,
     Nothing,
-    ProcessStatus,
     Scale,
-    ServiceStatus,
     StartGateway,
     StartReplica,
     Verb,
@@ -36,7 +34,7 @@ from servekit.engine.control import (
 from servekit.engine.description import Described
 from servekit.engine.front import Front, bind
 from servekit.engine.member import Member, State, spawn
-from servekit.engine.numbers import bounded, bounds, initial, resized
+from servekit.engine.numbers import bounded, initial, resized
 from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
@@ -440,27 +438,5 @@ class Supervisor:
             revision=self.app.revision,
             uptime_s=now() - self._started_at,
             gateways=list(self._front.status()),
-            services=[
-                ServiceStatus(
-                    name=name,
-                    version=pool.spec.version,
-                    state=pool.targets().state,
-                    bounds=bounds(pool.policy),
-                    desired=pool.desired,
-                    restarts=sum(pool.restarts.values()),
-                    replicas=[
-                        ProcessStatus(
-                            id=m.id,
-                            pid=m.process.pid,
-                            state=m.state.value,
-                            ongoing=m.stats.ongoing,
-                            finished=m.stats.finished,
-                            rss=m.stats.rss,
-                            trouble=m.trouble,
-                        )
-                        for m in pool.members
-                    ],
-                )
-                for name, pool in self._pools.items()
-            ],
+            services=[pool.status() for pool in self._pools.values()],
         )
