@@ -14,14 +14,11 @@ from servekit.client.exchange import answer, value
 from servekit.client.request import Outgoing
 from servekit.core.call import EVENT_STREAM, JSON, MSGPACK, Call, Payload, now
 from servekit.core.context import Headers
-from servekit.core.job import JOBS, JobEvent, JobQuery, JobStatus
+from servekit.core.job import JOBS, WAIT_S, WAIT_SLACK_S, JobEvent, JobQuery, JobStatus
 from servekit.errors import Conflict
 from servekit.spec.definition import ServiceDefinition
 
 KEY_HEADER: Final = "idempotency-key"
-_WAIT_S: Final = 20.0
-"""How long one request waits for a result before the next one does."""
-_SLACK_S: Final = 10.0
 
 
 class JobRequest(NamedTuple):
@@ -88,11 +85,11 @@ class JobRequests:
         Raises:
             TimeoutError: It is past that.
         """
-        left = min(_WAIT_S, until - now())
+        left = min(WAIT_S, until - now())
         if left <= 0:
             raise TimeoutError("the job goes on; its result was not waited for")
         path = f"{self._path}/result?wait={left:.3f}s"
-        call = self.make("GET", path, left + _SLACK_S, self.accept)
+        call = self.make("GET", path, left + WAIT_SLACK_S, self.accept)
         call.idempotent = True
         return call
 

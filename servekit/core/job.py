@@ -23,6 +23,14 @@ JOBS: Final = "/jobs"
 FINAL: Final = frozenset[JobState]({"succeeded", "failed", "cancelled", "expired"})
 """States in which nothing happens any more by itself."""
 
+MAX_WAIT_S: Final = 60.0
+"""Longest wait for a result in one call."""
+WAIT_S: Final = 20.0
+"""How long a caller that has time waits for a result in one call, before it makes the next."""
+WAIT_SLACK_S: Final = 10.0
+"""What such a call may take beside that."""
+MAX_LISTED: Final = 1000
+"""Most jobs in one list."""
 MAX_DETAIL_BYTES: Final = 64 * 1024
 """Largest detail of one progress report, as JSON."""
 _MAX_MESSAGE: Final = 1000

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from servekit.core.call import EVENT_STREAM, JSON, Call, Handler, Payload, now
-from servekit.core.job import JOBS, JobQuery, JobState
+from servekit.core.job import JOBS, MAX_LISTED, MAX_WAIT_S, JobQuery, JobState
 from servekit.core.units import parse_seconds
 from servekit.errors import BadRequest, CallError, ConfigError
 from servekit.gateway.answer import Framing, error_document, error_headers
@@ -25,7 +25,6 @@ from servekit.spec.app import AppSpec
 
 _CALL_S: Final = 30.0
 """Longest time for a call, beside what it is to wait."""
-_MAX_WAIT_S: Final = 60.0
 _HEARTBEAT_S: Final = 15.0
 
 _Answer = Callable[["_Asked"], Awaitable[Response]]
@@ -116,8 +115,8 @@ class JobRoutes:
         if status is not None and status not in get_args(JobState):
             known = ", ".join(get_args(JobState))
             raise BadRequest(f"query status={status[:40]!r}: is none of {known}", started=False)
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 1000:
-            raise BadRequest(f"query limit={limit[:40]!r}: need 1 to 1000", started=False)
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_LISTED:
+            raise BadRequest(f"query limit={limit[:40]!r}: need 1 to {MAX_LISTED}", started=False)
         query = JobQuery(status=cast("JobState | None", status), limit=int(limit))
         return await self._send(asked.call("", query))
 
@@ -126,7 +125,7 @@ class JobRoutes:
             wait_s = parse_seconds(asked.query.get("wait", "0s"), where="query wait")
         except ConfigError as error:
             raise BadRequest(str(error), started=False) from None
-        wait_s = min(wait_s, _MAX_WAIT_S)
+        wait_s = min(wait_s, MAX_WAIT_S)
         query = JobQuery(id=asked.id, wait_s=wait_s)
         sending = asyncio.ensure_future(
             self._send(asked.call("/result", query, timeout_s=wait_s + _CALL_S))

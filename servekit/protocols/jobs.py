@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from servekit.core.call import EVENT_STREAM, JSON, MSGPACK
-from servekit.core.job import JOBS, JobEvent, JobState, JobStatus
+from servekit.core.job import JOBS, MAX_LISTED, JobEvent, JobState, JobStatus
 from servekit.errors import CallError, Conflict, NotFound
 from servekit.protocols.models import REF, Schema
 
@@ -113,7 +113,7 @@ _FILTER: Final = (
         "name": "limit",
         "in": "query",
         "description": "Most jobs.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50},
+        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 50},
     },
 )
 

@@ -15,7 +15,7 @@ import msgspec
 
 from servekit.core.call import JSON, MSGPACK, Call, Handler, Payload, Reply, new_request_id, now
 from servekit.core.context import CURRENT
-from servekit.core.job import JOBS, JobEvent, JobQuery, JobStatus
+from servekit.core.job import JOBS, WAIT_S, WAIT_SLACK_S, JobEvent, JobQuery, JobStatus
 from servekit.errors import Conflict, DeadlineExceeded, ReplicaLost, Unavailable
 from servekit.jobs.follow import follow
 from servekit.runtime.handle import RemoteMethod
@@ -23,9 +23,6 @@ from servekit.runtime.remote import RemoteCall, RemoteStream
 from servekit.spec.body import media_type
 
 _pack = msgspec.msgpack.encode
-_WAIT_S: Final = 20.0
-"""How long one call waits for a result before the next one does."""
-_WAIT_SLACK_S: Final = 10.0
 _AGAIN_S: Final = 0.5
 _GIVE_UP_S: Final = 60.0
 """How long nobody may answer before the wait for a result fails."""
@@ -185,11 +182,11 @@ class RemoteJob:
         """
         reached = now()
         while True:
-            left = _WAIT_S if deadline is None else min(_WAIT_S, deadline - now())
+            left = WAIT_S if deadline is None else min(WAIT_S, deadline - now())
             if left <= 0:
                 raise DeadlineExceeded(f"job {self.id} goes on; its result was not waited for")
             call = self._task.query("/result", JobQuery(id=self.id, wait_s=left))
-            call.deadline = now() + left + _WAIT_SLACK_S
+            call.deadline = now() + left + WAIT_SLACK_S
             try:
                 return await self._handler(call)
             except Conflict as error:

@@ -14,7 +14,7 @@ import msgspec
 from servekit.core.aio import Pulse
 from servekit.core.call import JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
-from servekit.core.job import FINAL, JOBS, JobQuery
+from servekit.core.job import FINAL, JOBS, MAX_LISTED, MAX_WAIT_S, JobQuery
 from servekit.errors import (
     BadRequest,
     Conflict,
@@ -38,9 +38,6 @@ from servekit.spec.file import File
 
 MAX_KEY: Final = 255
 """Longest idempotency key, in characters."""
-MAX_WAIT_S: Final = 60.0
-"""Longest wait for a result in one call."""
-MAX_LISTED: Final = 1000
 _MAX_WATCHERS: Final = 1000
 """Calls that may wait for jobs in a replica; each looks into the store twice a second."""
 _RETRY_AFTER_S: Final = 1.0
