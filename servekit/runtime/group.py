@@ -90,7 +90,7 @@ class Group:
 
     async def check(self, kind: Literal["live", "ready"]) -> str:
         """Run the health hooks of all replicas; returns "" when well, else what is wrong."""
-        for replica in self._replicas.values():
+        for replica in list(self._replicas.values()):  # `stop` may come meanwhile
             if trouble := await replica.check(kind):
                 return trouble if replica is self.own else f"{replica.service}: {trouble}"
         return ""
@@ -106,7 +106,7 @@ class Group:
 
     async def idle(self) -> None:
         """Wait until no job runs; `drain` it first."""
-        for replica in self._replicas.values():
+        for replica in list(self._replicas.values()):
             await replica.idle()
 
     async def stop(self) -> None:
