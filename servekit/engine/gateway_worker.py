@@ -124,7 +124,8 @@ class GatewayWorker:
         self._supervisor.tell("wake", Wake(service))
 
     async def _stats(self, _: bytes) -> Stats:
-        assert self._server is not None
+        if self._server is None:
+            return Stats(rss=child.resident_bytes())
         state = self._server.server_state
         return Stats(
             ongoing=len(state.tasks),

@@ -115,14 +115,16 @@ class ReplicaWorker:
         self._supervisor.tell("wake", Wake(service))
 
     async def _table(self, body: bytes) -> Nothing:
-        assert self._router is not None
-        self._router.update(msgspec.msgpack.decode(body, type=Table))
+        if self._router is not None:  # else the order to start brings a newer one
+            self._router.update(msgspec.msgpack.decode(body, type=Table))
         return Nothing()
 
     async def _stats(self, _: bytes) -> Stats:
         group, router = self._group, self._router
-        assert group is not None
-        assert router is not None
+        if (
+            group is None or router is None
+        ):  # told to leave while it starts, it is asked all the same
+            return Stats(rss=child.resident_bytes())
         replica = group.own
         return Stats(
             ongoing=replica.load().ongoing,
@@ -138,8 +140,7 @@ class ReplicaWorker:
         return Health(live=await group.check("live"), ready=await group.check("ready"))
 
     async def _metrics(self, _: bytes) -> Figures:
-        assert self._group is not None
-        return Figures(self._group.metrics())
+        return Figures(self._group.metrics() if self._group is not None else ())
 
     async def _drain(self, _: bytes) -> Nothing:
         if self._group is not None:

@@ -9,8 +9,8 @@ the rate over what one can do, whichever is more.
   too, and the number only grows until 60 s have passed without such a peak.
 - **Delays**: what is wanted has to stay above (or below) what there is for `up_delay_s` (or
   `down_delay_s`), time that nobody watched not included, and then the mildest of it counts.
-- **Zero**: the last replica goes when there was no call at all for `idle_s`; the first call after
-  that wakes it at once.
+- **Zero**: the last replica goes when there was no call at all for `idle_s`, also in a panic; the
+  first call after that wakes it at once.
 
 Starting replicas count as capacity. The figures of a dead reporter are the caller's to drop.
 

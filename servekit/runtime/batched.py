@@ -5,10 +5,11 @@ together; every caller gets its own row, or its own error.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from operator import index
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ from servekit.spec.schema import Arguments
 class _Waiting(Entry):
     """One item on board, with its arguments and the future of its result."""
 
-    __slots__ = ("args", "context", "dispatched", "future")
+    __slots__ = ("args", "context", "dispatched", "future", "late")
 
     def __init__(
         self,
@@ -54,10 +55,19 @@ class _Waiting(Entry):
         self.context = context
         self.future = future
         self.dispatched = 0.0
+        self.late = False
 
     def with_context(self) -> tuple[Any, ...]:
         """Return the arguments as `Item`s that know the call they came from."""
         return tuple([Item(arg, self.context) for arg in self.args])
+
+
+def _in_time(batch: Sequence[_Waiting]) -> list[_Waiting]:
+    """Look at the clock right before the work begins: who waits no more must not be run for."""
+    time = now()
+    for entry in batch:
+        entry.late = entry.deadline is not None and entry.deadline <= time
+    return [entry for entry in batch if not entry.late]
 
 
 class Batched:
@@ -268,7 +278,7 @@ class Batched:
     async def _run(self, dispatch: Dispatch) -> None:
         CURRENT.set(None)  # it serves many, not the one that completed it
         started = now()
-        batch = [entry for entry in dispatch.entries if self._is_wanted(entry, started)]
+        batch = [e for e in dispatch.entries if isinstance(e, _Waiting) and not e.future.done()]
         meter = self._meter
         meter.running += len(batch)
         rows = 0
@@ -293,22 +303,15 @@ class Batched:
             del self._running[dispatch.batch]
             self._carry_out(self._batcher.complete(ended, dispatch.batch, ok=ok))
 
-    @staticmethod
-    def _is_wanted(entry: Entry, time: float) -> TypeGuard[_Waiting]:
-        """Return whether somebody still waits for an entry, now that its turn has come."""
-        assert isinstance(entry, _Waiting)
-        if entry.future.done():
-            return False
-        if entry.deadline is not None and entry.deadline <= time:
-            late = DeadlineExceeded("the deadline passed in the queue", started=False)
-            entry.future.set_exception(late)
-            return False
-        return True
-
     async def _execute(self, batch: Sequence[_Waiting]) -> bool:
-        """Run a batch and answer its callers; when it raises and may be isolated, run its halves."""
+        """Run a batch and answer its callers; when it raises and may be isolated, run its halves.
+
+        Returns whether all of it ran, and none raised.
+        """
+        ok = True
+        results: Iterator[Any]
         try:
-            results = await self._invoke(batch)
+            results = iter(await self._invoke(batch))
         except asyncio.CancelledError:
             for entry in batch:
                 entry.future.cancel()
@@ -318,32 +321,48 @@ class Batched:
                 half = len(batch) // 2
                 first = await self._execute(batch[:half])
                 return await self._execute(batch[half:]) and first
-            failure = masked(error, self._where, ", ".join(e.context.request_id for e in batch))
-            for entry in batch:
-                if not entry.future.done():
-                    entry.future.set_exception(failure)
-            return False
-        for entry, result in zip(batch, results, strict=True):
+            requests = ", ".join(entry.context.request_id for entry in batch)
+            results = repeat(ItemError(masked(error, self._where, requests)))
+            ok = False
+        for entry in batch:
+            result = None if entry.late else next(results)
             if entry.future.done():
                 continue
-            if isinstance(result, ItemError):
+            if entry.late:
+                late = DeadlineExceeded("the deadline passed in the queue", started=False)
+                entry.future.set_exception(late)
+                ok = False
+            elif isinstance(result, ItemError):
                 failed = masked(result.error, self._where, entry.context.request_id)
                 entry.future.set_exception(failed)
             else:
                 entry.future.set_result(result)
-        return True
+        return ok
 
     async def _invoke(self, batch: Sequence[_Waiting]) -> Sequence[Any]:
-        if self._definition.wants_items:
-            items = [entry.with_context() for entry in batch]
-        else:
-            items = [entry.args for entry in batch]
-        policy = self._policy
+        """Call the user's function; returns a result for each entry that is not late."""
+        policy, ready = self._policy, list[_Waiting]()
+
+        def arguments() -> tuple[Any, ...]:
+            ready.extend(_in_time(batch))
+            if not ready:
+                return ()
+            if self._definition.wants_items:
+                return join([entry.with_context() for entry in ready], policy)
+            return join([entry.args for entry in ready], policy)
+
+        def work() -> Any:
+            columns = arguments()
+            return self._fn(*columns) if ready else None
+
         if self._definition.is_async:
-            result = await self._fn(*join(items, policy))
+            columns = arguments()
+            result = await self._fn(*columns) if ready else None
         else:
-            result = await self._threads.submit(lambda: self._fn(*join(items, policy)))
-        return split(result, [entry.rows for entry in batch], policy, where=self._where)
+            result = await self._threads.submit(work)
+        if not ready:
+            return []
+        return split(result, [entry.rows for entry in ready], policy, where=self._where)
 
     # -- figures -----------------------------------------------------------------------------
 

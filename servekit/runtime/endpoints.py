@@ -32,8 +32,18 @@ _NONE_YET: Final = object()
 _log = get_logger("servekit.replica")
 
 
+class NotRun(Exception):
+    """Comes from a thread instead of what user code returns or raises, as it was not run at all."""
+
+    def __init__(self, why: CallError) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 def masked(error: BaseException, where: str, request_id: str) -> CallError:
     """Return what the caller may see of an exception of user code; the log gets all of it."""
+    if isinstance(error, NotRun):
+        return error.why
     if isinstance(error, CallError):
         error.started = True  # this call has, though one that it made may not
         return error
@@ -41,6 +51,16 @@ def masked(error: BaseException, where: str, request_id: str) -> CallError:
     return ExecutionError(
         f"{where} raised {type(error).__name__}; the server's log has it under the request id"
     )
+
+
+def still_in_time(call: Call, where: str) -> None:
+    """Look at the clock right before a call's work begins: who waits no more must not be run for.
+
+    Raises:
+        DeadlineExceeded: The deadline passed, `where` the message says.
+    """
+    if call.deadline is not None and now() >= call.deadline:
+        raise DeadlineExceeded(f"the deadline passed {where}", started=False)
 
 
 class Endpoint:
@@ -101,8 +121,9 @@ class Endpoint:
             arguments[1][self._inbound.name] = chunks
         return arguments
 
-    def _enter(self) -> bool:
+    def _enter(self, call: Call) -> bool:
         """Take a slot, if one is free."""
+        still_in_time(call, "before the call ran")
         if not self._slots.take():
             return False
         meter = self._meter
@@ -119,9 +140,11 @@ class Endpoint:
         try:
             await slots.wait()
             waited = now() - arrived
-            if call.deadline is not None and now() >= call.deadline:
+            try:
+                still_in_time(call, "in the queue")
+            except DeadlineExceeded:
                 slots.release()
-                raise DeadlineExceeded("the deadline passed in the queue", started=False)
+                raise
         except BaseException:
             meter.ongoing -= 1
             raise
@@ -142,7 +165,11 @@ class Endpoint:
 
         def run() -> Any:
             if context.cancelled:
-                raise Cancelled("the caller left before the call ran", started=False)
+                raise NotRun(Cancelled("the caller left before the call ran", started=False))
+            try:
+                still_in_time(context.call, "in line for a thread")
+            except DeadlineExceeded as error:
+                raise NotRun(error) from None
             return work()
 
         future = self._threads.submit(run)
@@ -166,7 +193,7 @@ class Unary(Endpoint):
         """
         given = call.arguments
         args, kwargs = self._decode(call, given)
-        waited = 0.0 if self._enter() else await self._wait(call)
+        waited = 0.0 if self._enter(call) else await self._wait(call)
         started = now()
         try:
             if self._is_async:
@@ -201,7 +228,7 @@ class Stream(Endpoint):
         """
         given = call.arguments
         args, kwargs = self._decode(call, given)
-        waited = 0.0 if self._enter() else await self._wait(call)
+        waited = 0.0 if self._enter(call) else await self._wait(call)
         values: AsyncIterator[Any]
         if self._is_async:
             try:

@@ -126,15 +126,22 @@ class Replica:
                 self._add(endpoint)
             for mount in self._definition.mounts.values():
                 await self._mount(mount)
-            self.state = "warming"
+            self._go_on("warming")
             await self._run_hooks("warmup")
         except Exception as error:
             raise SetupError(
                 f"{self._spec.name}: set-up raised {type(error).__name__}: {error}"
             ) from error
-        self.state = "ready"
-        for task in self._tasks:
-            task.worker.start()
+        if self._go_on("ready"):
+            for task in self._tasks:
+                task.worker.start()
+
+    def _go_on(self, state: State) -> bool:
+        """Enter a state of the way up, unless it was told to leave meanwhile."""
+        if self.state == "draining":
+            return False
+        self.state = state
+        return True
 
     def _meter(self, endpoint: str) -> Meter:
         spec = self._spec

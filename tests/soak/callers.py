@@ -40,6 +40,10 @@ async def cancels(count: int) -> list[Mark]:
                 answer = await app.post("/far", {"x": x})
                 wrong += (answer.status, answer.json) != (200, f"label {x}")
 
+        async def idle() -> bool:
+            waiting = await app.total("servekit_in_flight") + await app.total("servekit_queued")
+            return not waiting and not await on_board(app)
+
         neighbours = [asyncio.create_task(patient(number)) for number in range(10)]
         for first in range(0, count, 100):
             await asyncio.gather(
@@ -47,18 +51,12 @@ async def cancels(count: int) -> list[Mark]:
             )
         await asyncio.gather(*neighbours)
         began = time.monotonic()
-
-        async def idle() -> bool:
-            return not await on_board(app)
-
-        await until(idle, "nothing is on board", every_s=0.02)
+        await until(idle, "nothing is on board, and the gauges say so", every_s=0.02)
         idle_s = time.monotonic() - began
-        gauge = await app.total("servekit_in_flight") + await app.total("servekit_queued")
     return [
         exactly("neighbours that were wrong", wrong, 0),
-        exactly("in flight and queued, by the gauges", gauge, 0.0),
         # The supervisor asks for the figures once a second.
-        at_most("until nothing is on board", idle_s, 1.0 + 1.2, "s", timing=True),
+        at_most("until the gauges are at 0", idle_s, 1.0 + 1.2, "s", timing=True),
     ]
 
 
@@ -91,8 +89,8 @@ async def deadlines(count: int) -> list[Mark]:
         exactly("wrong", wrong, 0),
         exactly("ran twice", len(ran) - len(left), 0),
         exactly("refused, and run all the same", len(refused & left.keys()), 0),
-        at_most("run late", len(late), 0, timing=True),
-        at_most("run over 5 ms late", sum(seconds > 0.005 for seconds in late), 0, timing=True),
+        # The app looks at the clock some microseconds after servekit did.
+        at_most("run over 1 ms late", sum(seconds > 0.001 for seconds in late), 0, timing=True),
         at_least("run", len(left), 1, timing=True),
         exactly("the next call", calm.status, 200),
     ]

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +22,8 @@ from servekit.errors import (
     NotFound,
     Overloaded,
 )
+from servekit.runtime.endpoints import NotRun
+from servekit.runtime.threads import Threads
 from tests.calls import make_call
 
 ONE = sk.Limits(max_ongoing=1, max_queued=1)
@@ -194,14 +198,88 @@ async def test_who_waits_past_its_deadline_does_not_run(start, ask, until):
     replica = await start(S)
     first = asyncio.create_task(ask(replica, "work", {"n": 1}))
     await until(lambda: runs)
-    late = asyncio.create_task(ask(replica, "work", {"n": 2}, deadline=now() - 1))
+    deadline = now() + 0.05
+    late = asyncio.create_task(ask(replica, "work", {"n": 2}, deadline=deadline))
     await until(lambda: replica.load().ongoing == 2)
+    await until(lambda: now() > deadline)
     gate.set()
     await first
     with pytest.raises(DeadlineExceeded) as caught:
         await late
     assert not caught.value.started
     assert runs == [1]
+    assert quiet(replica)
+
+
+@sk.service
+class Late:
+    """Every kind of endpoint; each notes that it ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    @sk.endpoint
+    def sync(self, name: str) -> str:
+        self.ran.append(name)
+        return name
+
+    @sk.endpoint
+    async def coro(self, name: str) -> str:
+        self.ran.append(name)
+        return name
+
+    @sk.endpoint
+    def gen(self, name: str) -> Iterator[str]:
+        self.ran.append(name)
+        yield name
+
+    @sk.endpoint
+    async def agen(self, name: str) -> AsyncIterator[str]:
+        self.ran.append(name)
+        yield name
+
+    @sk.batched(max_size=4)
+    def batch(self, names: list[str]) -> list[str]:
+        self.ran.extend(names)
+        return names
+
+    @sk.batched(max_size=4)
+    async def abatch(self, names: list[str]) -> list[str]:
+        self.ran.extend(names)
+        return names
+
+
+def given(kind: str) -> object:
+    return kind if kind.endswith("batch") else {"name": kind}
+
+
+@pytest.mark.parametrize("kind", ["sync", "coro", "gen", "agen", "batch", "abatch"])
+async def test_a_call_that_comes_too_late_does_not_run(start, ask, kind):
+    replica = await start(Late)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await ask(replica, kind, given(kind), deadline=now() - 0.001)
+    assert not caught.value.started
+    assert replica._instance.ran == []
+    assert quiet(replica)
+
+
+@pytest.mark.parametrize("kind", ["sync", "gen", "batch"])
+async def test_a_call_for_which_a_thread_comes_too_late_does_not_run(start, ask, kind, monkeypatch):
+    def busy(threads: Threads, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        def in_line() -> Any:
+            time.sleep(0.06)
+            return work()
+
+        return submit(threads, in_line)
+
+    submit = Threads.submit
+    replica = await start(Late)
+    monkeypatch.setattr(Threads, "submit", busy)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await ask(replica, kind, given(kind), deadline=now() + 0.05)
+    assert not caught.value.started
+    assert replica._instance.ran == []
+    await asyncio.sleep(0)
     assert quiet(replica)
 
 
@@ -571,6 +649,8 @@ async def test_a_thread_does_not_begin_work_that_nobody_wants(start, ask, until)
     runner._slots.take()
     runner._meter.ongoing += 1
     runner._meter.running += 1
-    with pytest.raises(Cancelled):
+    with pytest.raises(NotRun, match="the caller left") as caught:
         await runner._in_thread(context, pytest.fail)
+    assert isinstance(caught.value.why, Cancelled)
+    assert not caught.value.why.started
     assert quiet(replica)

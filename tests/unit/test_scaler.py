@@ -289,7 +289,7 @@ class ScalerMachine(RuleBasedStateMachine):
 
     @rule(
         tick_s=st.sampled_from([0.1, 0.5, 1.0, 7.0, 100.0]),
-        load=st.one_of(st.just(0.0), st.floats(0, 100)),
+        load=st.one_of(st.just(0.0), st.floats(1e-6, 100)),
         ticks=st.integers(1, 40),
     )
     def tick(self, tick_s, load, ticks):
@@ -309,7 +309,12 @@ class ScalerMachine(RuleBasedStateMachine):
                 assert all(x == 0 for t, x in self.loads if t >= self.now - delay)
                 assert self.now - self.woken > delay
                 assert self.replicas <= 1
-            if panicking and self.scaler.statistics().panicking and not self.policy.up_delay_s:
+            if (
+                panicking
+                and self.scaler.statistics().panicking
+                and not self.policy.up_delay_s
+                and self.desired  # idle for long enough is idle, also then
+            ):
                 assert self.desired >= min(before, self.policy.max)
             self.replicas = self.desired
 

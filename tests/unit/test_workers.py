@@ -1,0 +1,119 @@
+"""The processes of replicas and gateways: whatever the supervisor asks, whenever, gets an answer."""
+
+import asyncio
+import socket
+import sys
+
+import msgspec
+import pytest
+
+from servekit.engine import child
+from servekit.engine.control import StartGateway, StartReplica
+from servekit.engine.gateway_worker import GatewayWorker
+from servekit.engine.replica_worker import ReplicaWorker
+from servekit.engine.table import Table
+from servekit.gateway.edge import Edge
+from servekit.spec.app import AppSpec, ServiceSpec
+
+APP = """
+import asyncio
+
+import servekit as sk
+
+may_load = asyncio.Event()
+
+
+@sk.service
+class Slow:
+    @sk.setup
+    async def load(self) -> None:
+        await may_load.wait()
+
+    @sk.endpoint
+    def echo(self, x: int) -> int:
+        return x
+"""
+SLOW = AppSpec(root="Slow", services=(ServiceSpec(name="Slow", target="app:Slow"),))
+BODIES = {"table": Table(serial=1), "app": SLOW}
+
+
+@pytest.fixture(autouse=True)
+def spared(monkeypatch):
+    """Leave this process's garbage collector and import path as they are."""
+    monkeypatch.setattr(child, "settle_memory", lambda: None)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+
+
+async def ask_all(worker: ReplicaWorker | GatewayWorker, *, but: str = "") -> None:
+    """Ask everything that may be asked at any time, and more than once."""
+    for verb in worker.verbs.keys() - {"start", "drain", but}:
+        await worker.verbs[verb](msgspec.msgpack.encode(BODIES.get(verb)))
+
+
+async def test_a_replica_answers_in_every_phase_of_its_life(tmp_path, until):
+    (tmp_path / "slow_to_load.py").write_text(APP, "utf-8")
+    worker = ReplicaWorker(child.Supervisor())
+    await ask_all(worker)
+    order = StartReplica(
+        ServiceSpec(name="Slow", target="slow_to_load:Slow"),
+        "Slow-1",
+        (str(tmp_path),),
+        f"unix:{tmp_path}/slow.sock",
+        str(tmp_path),
+    )
+    starting = asyncio.create_task(worker.verbs["start"](msgspec.msgpack.encode(order)))
+    await until(lambda: worker._group is not None)
+    await ask_all(worker)
+    sys.modules["slow_to_load"].may_load.set()
+    started = await starting
+    assert not started.error
+    await ask_all(worker)
+    assert (await worker._health(b"")).ready == ""
+    await worker.verbs["drain"](b"")
+    await ask_all(worker)
+    assert "draining" in (await worker._health(b"")).ready
+    await worker.stop()
+    await ask_all(worker)
+    await worker._health(b"")
+
+
+async def test_a_replica_that_is_told_to_leave_while_it_starts_leaves(tmp_path, until):
+    (tmp_path / "slow_and_unwanted.py").write_text(APP, "utf-8")
+    worker = ReplicaWorker(child.Supervisor())
+    order = StartReplica(
+        ServiceSpec(name="Slow", target="slow_and_unwanted:Slow"),
+        "Slow-1",
+        (str(tmp_path),),
+        f"unix:{tmp_path}/slow.sock",
+        str(tmp_path),
+    )
+    starting = asyncio.create_task(worker.verbs["start"](msgspec.msgpack.encode(order)))
+    await until(lambda: worker._group is not None and worker._group._replicas)
+    await worker.verbs["drain"](b"")
+    await ask_all(worker)
+    sys.modules["slow_and_unwanted"].may_load.set()
+    await starting
+    assert "draining" in (await worker._health(b"")).ready
+    await worker.stop()
+
+
+async def test_a_gateway_answers_in_every_phase_of_its_life(tmp_path):
+    worker = GatewayWorker(child.Supervisor())
+    await ask_all(worker, but="app")  # that comes with its start
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        order = StartGateway(
+            name="gateway-0",
+            app=SLOW,
+            listener=listener.detach(),
+            folder=str(tmp_path),
+            table=Table(),
+            edge=Edge(),
+            drain_s=1.0,
+        )
+    started = await worker.verbs["start"](msgspec.msgpack.encode(order))
+    assert not started.error
+    await ask_all(worker)
+    await worker.verbs["drain"](b"")
+    await ask_all(worker)
+    await worker.stop()
+    await ask_all(worker)
