@@ -28,7 +28,8 @@ _log = get_logger("servekit.supervisor")
 
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _PROVEN_S = 10.0
-"""A replica that lived this long ends the back-off."""
+_PROVEN_CALLS = 100
+"""A replica that lived this long, or answered so many calls before it died, ends the back-off."""
 _DOWN_AFTER = 3
 """Failures in a row after which calls are refused instead of held."""
 KILL_AFTER_S = 6.0
@@ -377,7 +378,8 @@ class Pool:
         self._room_at = 0.0  # there is what it had
         if was in (State.STANDBY, State.READY, State.UNREADY) and not self.closing:
             _log.error("replica died", replica=member.id, cause=cause, pid=member.process.pid)
-            if now() - member.ready_at > _PROVEN_S:
+            lived_s, answered = now() - member.ready_at, member.stats.finished
+            if lived_s > _PROVEN_S or answered >= _PROVEN_CALLS:
                 self._failures = 0
             self._failed("killed" if "killed" in cause else "exit", self._failures)
             self._wake.set()

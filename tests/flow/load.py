@@ -112,7 +112,8 @@ class Load:
 
     async def _call(self, number: int, due: float) -> None:
         lag_s = time.monotonic() - due
-        http = self.free.pop() if self.free else None
+        # The one that waited longest, or the server would hang up on some of them as idle.
+        http = self.free.pop(0) if self.free else None
         try:
             async with asyncio.timeout(self._timeout_s):
                 http = http or await Http.open(self._app.url)

@@ -494,3 +494,16 @@ async def test_one_that_is_well_does_not_end_the_back_off_of_others_that_fail(un
     await stage.pool.check()
     assert stage.pool._failures == 0
     await stage.close()
+
+
+@pytest.mark.parametrize(("lived_s", "answered", "proven"), [(0, 99, 0), (0, 100, 1), (11, 0, 1)])
+async def test_one_that_worked_before_it_died_ends_the_back_off(lived_s, answered, proven, until):
+    stage = await Stage(1).started()
+    failures = 3
+    stage.pool._failures = failures
+    [replica] = stage.replicas
+    replica.ready_at, replica.stats = module.now() - lived_s, Stats(finished=answered)
+    replica.die()
+    await until(lambda: stage.pool.restarts == {"killed": 1})
+    assert stage.pool._failures == (1 if proven else failures + 1)
+    await stage.close()
