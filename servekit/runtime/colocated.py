@@ -102,7 +102,7 @@ class Colocated:
         try:
             try:
                 async for chunk in reply.stream:
-                    await window.credit()
+                    await window.take(chunk)
                     if (taker := reader()) is not None:
                         taker.put(chunk)
                         del taker
@@ -147,7 +147,7 @@ class _Feed:
     async def _run(self) -> None:
         try:
             async for chunk in self._chunks:
-                await self._window.credit()
+                await self._window.take(chunk)
                 self._reader.put(chunk)
             self._reader.end()
         except CallError as error:

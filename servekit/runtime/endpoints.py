@@ -16,6 +16,7 @@ from servekit.core.call import EMPTY, JSON, MSGPACK, Call, Payload, Reply, now
 from servekit.core.context import RequestContext
 from servekit.errors import CallError, Cancelled, DeadlineExceeded, ExecutionError
 from servekit.observe.log import get_logger
+from servekit.runtime.admission import Admission, still_in_time
 from servekit.runtime.form import drop
 from servekit.runtime.inbox import inbox
 from servekit.runtime.meter import Meter
@@ -53,16 +54,6 @@ def masked(error: BaseException, where: str, request_id: str) -> CallError:
     )
 
 
-def still_in_time(call: Call, where: str) -> None:
-    """Look at the clock right before a call's work begins: who waits no more must not be run for.
-
-    Raises:
-        DeadlineExceeded: The deadline passed, `where` the message says.
-    """
-    if call.deadline is not None and now() >= call.deadline:
-        raise DeadlineExceeded(f"the deadline passed {where}", started=False)
-
-
 class Endpoint:
     """What unary and stream endpoints share.
 
@@ -88,9 +79,9 @@ class Endpoint:
         self._where = definition.where
         self._input, self._output = definition.schemas
         self._inbound = self._input.inbound
-        self._slots = slots
         self._threads = threads
         self._meter = meter
+        self._admission = Admission(slots, meter)
 
     def _encode(self, value: Any, call: Call) -> Payload:
         media_type = self._media_type
@@ -103,10 +94,8 @@ class Endpoint:
 
     def _decode(self, call: Call, given: Arguments | None) -> Arguments:
         """Decode a call that there is room for, unless it brought its arguments as they are."""
-        slots = self._slots
         try:
-            if slots.running >= slots.limit:
-                slots.check((slots.queued + 1) * self._meter.pace.unit_s)
+            self._admission.check()
             arguments = given or self._input.decode(call.payload, internal=call.internal)
         except CallError:
             drop(call)
@@ -120,45 +109,6 @@ class Endpoint:
             chunks = inbox(self._inbound, call, is_async=self._is_async, decoded=given is not None)
             arguments[1][self._inbound.name] = chunks
         return arguments
-
-    def _enter(self, call: Call) -> bool:
-        """Take a slot, if one is free."""
-        still_in_time(call, "before the call ran")
-        if not self._slots.take():
-            return False
-        meter = self._meter
-        meter.ongoing += 1
-        meter.running += 1
-        meter.queue_seconds.observe(0.0)
-        return True
-
-    async def _wait(self, call: Call) -> float:
-        """Wait for a slot; returns for how many seconds."""
-        slots, meter = self._slots, self._meter
-        meter.ongoing += 1
-        arrived = now()
-        try:
-            await slots.wait()
-            waited = now() - arrived
-            try:
-                still_in_time(call, "in the queue")
-            except DeadlineExceeded:
-                slots.release()
-                raise
-        except BaseException:
-            meter.ongoing -= 1
-            raise
-        meter.running += 1
-        meter.queue_seconds.observe(waited)
-        return waited
-
-    def _leave(self) -> None:
-        """Give the slot back: the work has really ended."""
-        self._slots.release()
-        meter = self._meter
-        meter.ongoing -= 1
-        meter.running -= 1
-        meter.finished += 1
 
     def _in_thread(self, context: RequestContext, work: Callable[[], Any]) -> "asyncio.Future[Any]":
         """Run sync work in a thread, which holds its slot until it has really ended."""
@@ -177,7 +127,7 @@ class Endpoint:
         return future
 
     def _thread_ended(self, future: "asyncio.Future[Any]") -> None:
-        self._leave()
+        self._admission.leave()
         if not future.cancelled():
             future.exception()  # seen, also when nobody waits any more
 
@@ -193,18 +143,19 @@ class Unary(Endpoint):
         """
         given = call.arguments
         args, kwargs = self._decode(call, given)
-        waited = 0.0 if self._enter(call) else await self._wait(call)
+        admission = self._admission
+        waited = 0.0 if admission.enter(call) else await admission.wait(call)
         started = now()
         try:
             if self._is_async:
                 try:
                     value = await self._fn(*args, **kwargs)
                 finally:
-                    self._leave()
+                    self._admission.leave()
             else:
                 work = self._in_thread(context, lambda: self._fn(*args, **kwargs))
                 value = await asyncio.shield(work)
-            self._meter.ran(now() - started, self._slots.running + 1)
+            self._meter.ran(now() - started, admission.slots.running + 1)
         except asyncio.CancelledError:
             context.cancelled = True
             raise
@@ -228,13 +179,14 @@ class Stream(Endpoint):
         """
         given = call.arguments
         args, kwargs = self._decode(call, given)
-        waited = 0.0 if self._enter(call) else await self._wait(call)
+        admission = self._admission
+        waited = 0.0 if admission.enter(call) else await admission.wait(call)
         values: AsyncIterator[Any]
         if self._is_async:
             try:
-                values, release = self._fn(*args, **kwargs), self._leave
+                values, release = self._fn(*args, **kwargs), admission.leave
             except Exception as error:  # a plain function that returns an iterator
-                self._leave()
+                self._admission.leave()
                 raise masked(error, self._where, call.request_id) from error
         else:
             values, release = Pump(partial(self._fn, *args, **kwargs), context), None

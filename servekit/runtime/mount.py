@@ -10,6 +10,7 @@ import msgspec
 from servekit.core.call import Call, Payload, Reply
 from servekit.core.context import RequestContext
 from servekit.errors import SetupError
+from servekit.runtime.admission import Admission
 from servekit.runtime.endpoints import Chunks
 from servekit.runtime.meter import Meter
 from servekit.runtime.slots import Slots
@@ -38,8 +39,7 @@ class Mounted:
     def __init__(self, app: AsgiApp, where: str, slots: Slots, meter: Meter) -> None:
         self._app = app
         self._where = where
-        self._slots = slots
-        self._meter = meter
+        self._admission = Admission(slots, meter)
         self._state: dict[str, Any] = {}
         self.lifespan = Lifespan(app, where, self._state)
 
@@ -47,27 +47,19 @@ class Mounted:
         """Begin one conversation, and return when the app has begun to answer.
 
         Raises:
-            CallError: There is no room, or the app raised before it answered.
+            CallError: There is no room, time is up, or the app raised before it answered.
         """
-        self._slots.check((self._slots.queued + 1) * self._meter.pace.unit_s)
-        if not self._slots.take():
-            await self._slots.wait()
-        self._meter.ongoing += 1
-        self._meter.running += 1
+        admission = self._admission
+        admission.check()
+        waited = 0.0 if admission.enter(call) else await admission.wait(call)
         messages = self._converse(call)
-        chunks = Chunks(messages, pack_message, context, where=self._where, release=self._leave)
+        chunks = Chunks(messages, pack_message, context, where=self._where, release=admission.leave)
         try:
             await chunks.start()
         except BaseException:
             await chunks.aclose()
             raise
-        return Reply(stream=chunks)
-
-    def _leave(self) -> None:
-        self._slots.release()
-        self._meter.ongoing -= 1
-        self._meter.running -= 1
-        self._meter.finished += 1
+        return Reply(stream=chunks, queue_s=waited)
 
     async def _converse(self, call: Call) -> AsyncIterator[_Message]:
         scope: dict[str, Any] = msgspec.msgpack.decode(call.payload.segments[0])

@@ -48,7 +48,7 @@ class Feed:
         self._window = OutgoingStream(loop, lambda chunks: send(frame(id_, chunks)), granted=0)
 
     def grant(self, count: int) -> None:
-        """Take note that the peer wants `count` more chunks; the first time, begin."""
+        """Take note that the peer has room for `count` more credits; the first time, begin."""
         self._window.grant(count)
         if self._task is None:
             self._call.idempotent = False  # what has been read can't be sent again

@@ -1,7 +1,8 @@
 """Both ends of one stream of chunks, with credit-based back-pressure.
 
-The sender may have `WINDOW` chunks under way; the reader grants more as it takes them, half a
-window at a time. So a slow reader holds the generator back, and nothing piles up in between.
+The sender has `WINDOW` credits; a chunk costs one, and one more for each 16 KiB of it. The reader
+grants them again as it takes the chunks, half a window at a time. So a slow reader holds the
+generator back, and neither many chunks nor large ones pile up in between.
 """
 
 import asyncio
@@ -13,7 +14,18 @@ from servekit.core.call import Buffer, Payload
 from servekit.errors import CallError
 
 WINDOW = 128
-"""Chunks that may be sent before the reader has taken one."""
+"""Credits of a sender before the reader has taken a chunk: 128 small chunks, or 2 MiB and one more."""
+_BYTES_PER_CREDIT = 16 * 1024
+
+
+def cost(chunk: Any) -> int:
+    """Return the credits that a chunk takes; a value that needs no wire is a small one."""
+    if not isinstance(chunk, Payload):
+        return 1
+    size = 0
+    for segment in chunk.segments:
+        size += len(segment)
+    return 1 + size // _BYTES_PER_CREDIT
 
 
 class IncomingStream:
@@ -21,11 +33,11 @@ class IncomingStream:
 
     Args:
         loop: The loop it is read on.
-        grant: Sends credit for that many chunks to the sender.
+        grant: Sends that many credits to the sender.
         finish: Called once when the stream is over; True when it was closed before its end, so
             the sender must be told to stop.
         deadline: When it ends with an error, on `now`'s clock; for the caller.
-        granted: Chunks that the sender may send before the first is asked for.
+        granted: Credits of the sender before the first chunk is asked for.
     """
 
     def __init__(
@@ -86,18 +98,19 @@ class IncomingStream:
                 raise StopAsyncIteration
             self._waiter = self._loop.create_future()
             await self._waiter
-        self._took(1)
-        return self._chunks.popleft()
+        chunk = self._chunks.popleft()
+        self._took(cost(chunk))
+        return chunk
 
     def take_ready(self) -> list[Payload]:
         """Return the chunks that are already here, without waiting."""
         ready = list(self._chunks)
         self._chunks.clear()
-        self._took(len(ready))
+        self._took(sum(map(cost, ready)))
         return ready
 
-    def _took(self, count: int) -> None:
-        self._taken += count
+    def _took(self, spent: int) -> None:
+        self._taken += spent
         if self._taken >= WINDOW // 2 and not self._ended:
             self._grant(self._taken)
             self._taken = 0
@@ -130,11 +143,11 @@ class IncomingStream:
 
 
 class Window:
-    """The sender's view of how many chunks the reader has room for.
+    """The sender's view of what the reader has room for.
 
     Args:
         loop: The loop it is waited for on.
-        granted: Chunks that may be sent before the reader asks for more.
+        granted: Credits before the reader asks for more.
     """
 
     __slots__ = ("_loop", "_waiter", "credits")
@@ -145,17 +158,17 @@ class Window:
         self.credits = granted
 
     def grant(self, count: int) -> None:
-        """Take note that the reader wants `count` more chunks."""
+        """Take note that the reader has room for `count` more credits."""
         self.credits += count
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def credit(self) -> None:
-        """Wait until a chunk may be sent, and take its credit."""
+    async def take(self, chunk: Any) -> None:
+        """Wait until a chunk may be sent, and take its credits; a large one may overdraw them."""
         while self.credits <= 0:
             self._waiter = self._loop.create_future()
             await self._waiter
-        self.credits -= 1
+        self.credits -= cost(chunk)
 
 
 class OutgoingStream(Window):
@@ -165,7 +178,7 @@ class OutgoingStream(Window):
         loop: The loop it is written on.
         send: Takes the chunks that leave together; all have one segment and one media type,
             unless there is only one.
-        granted: Chunks that may be sent before the reader asks for more.
+        granted: Credits before the reader asks for more.
     """
 
     __slots__ = ("_ready", "_send")
@@ -191,7 +204,7 @@ class OutgoingStream(Window):
             blocked: Returns what to wait for while the peer does not read, else None.
         """
         async for chunk in chunks:
-            await self.credit()
+            await self.take(chunk)
             if (blockage := blocked()) is not None:
                 await asyncio.shield(blockage)
             self.write(chunk)

@@ -61,9 +61,12 @@ async def echo(call: Call) -> Reply:
 class Producer:
     """A stream of numbers that notes how far it came and how it ended."""
 
-    def __init__(self, count: int | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self, count: int | None = None, error: Exception | None = None, padding: int = 0
+    ) -> None:
         self.count = count
         self.error = error
+        self.padding = b" " * padding
         self.made = 0
         self.closed = False
 
@@ -74,7 +77,7 @@ class Producer:
         try:
             while self.count is None or self.made < self.count:
                 self.made += 1
-                yield Payload(JSON, (b"%d" % self.made,))
+                yield Payload(JSON, (b"%d" % self.made, self.padding))
             if self.error is not None:
                 raise self.error
         finally:
@@ -479,17 +482,20 @@ async def test_streams_of_many_calls_do_not_mix():
         assert results == [list(range(1000 * i, 1000 * i + 200)) for i in range(10)]
 
 
-async def test_a_slow_reader_holds_the_producer_back():
-    producer = Producer()
+@pytest.mark.parametrize(("padding", "most"), [(0, WINDOW), (100_000, 19), (3_000_000, 1)])
+async def test_a_slow_reader_holds_the_producer_back(padding: int, most: int):
+    """Large chunks cost more, so that 2 MiB are under way, and one more chunk."""
+    producer = Producer(padding=padding)
     async with joined(producer) as (client, _):
         reply = await client.call(a_call())
-        for taken in range(300):
+        count = 300 if most > 1 else 10
+        for taken in range(count):
             for _ in range(5):
                 await client.ping()
             # One more may be made, which then waits for its credit.
-            assert producer.made <= taken + WINDOW + 1
+            assert producer.made <= taken + most + 1
             assert number(await anext(reply.stream)) == taken + 1
-        assert producer.made >= 300
+        assert producer.made >= count
         await reply.aclose()
 
 

@@ -646,9 +646,7 @@ async def test_a_thread_does_not_begin_work_that_nobody_wants(start, ask, until)
     runner, _ = replica._runners["work"]
     context = RequestContext()
     context.cancelled = True
-    runner._slots.take()
-    runner._meter.ongoing += 1
-    runner._meter.running += 1
+    assert runner._admission.enter(context.call)
     with pytest.raises(NotRun, match="the caller left") as caught:
         await runner._in_thread(context, pytest.fail)
     assert isinstance(caught.value.why, Cancelled)

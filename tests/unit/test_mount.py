@@ -12,9 +12,16 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import servekit as sk
-from servekit.errors import SetupError, SpecError
+from servekit.core.call import Call, now
+from servekit.core.context import RequestContext
+from servekit.errors import DeadlineExceeded, SetupError, SpecError
 from servekit.gateway import inflow
+from servekit.observe.families import Families
+from servekit.observe.metrics import Metrics
+from servekit.runtime.meter import Meter, Pace
+from servekit.runtime.mount import Mounted
 from servekit.runtime.replica import Replica
+from servekit.runtime.slots import Slots
 from servekit.spec.definition import definition
 from servekit.spec.describe import describe
 from tests.serving import served
@@ -307,6 +314,29 @@ async def test_slots_are_held_until_the_conversation_ends():
         writer.close()
         await app.idle()
         assert (await app.http.get("/good")).status_code == 203
+
+
+async def test_a_conversation_whose_turn_comes_too_late_does_not_begin(until):
+    begun = []
+
+    async def app(scope, receive, send):
+        begun.append(scope)
+
+    families = Families(Metrics(replica="r-0"))
+    meter = Meter(families, Pace(), service="S", endpoint="web", version="1")
+    mounted = Mounted(app, "S.web", Slots(1, 1, "S"), meter)
+    first = Call("S", "web")
+    assert mounted._admission.enter(first)
+    late = Call("S", "web")
+    late.deadline = now() + 0.05
+    waiting = asyncio.create_task(mounted(late, RequestContext(late)))
+    await until(lambda: meter.ongoing == 2)
+    await until(lambda: now() > late.deadline)
+    mounted._admission.leave()
+    with pytest.raises(DeadlineExceeded, match="in the queue"):
+        await waiting
+    assert not begun
+    assert (meter.ongoing, meter.running, mounted._admission.slots.running) == (0, 0, 0)
 
 
 # -- mistakes of the author
