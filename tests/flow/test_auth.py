@@ -230,9 +230,20 @@ async def test_an_address_that_others_reach_is_warned_of_once(host):
         assert answer.json["here"] == ""
         assert "x-api-key" in answer.json["headers"]
         assert (await app.get("/debug")).status == 404
-        events = [json.loads(line) for line in app.lines if line.startswith("{")]
-        warnings = [e for e in events if "whoever reaches this address may call" in str(e)]
-        assert len(warnings) == (host == "0.0.0.0")
+        text = "\n".join(app.lines)
+        assert text.count("whoever reaches this address may call") == (host == "0.0.0.0")
+        assert "in the clear" not in text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_credentials_that_cross_a_network_in_the_clear_are_warned_of_once(host, tmp_path):
+    file = tmp_path / "keys.toml"
+    keys("add", "a", "--file", str(file))
+    env = {"SERVEKIT_API_KEYS": str(file)}
+    async with serving("callers.py:Root", options=("--host", host), env=env) as app:
+        text = "\n".join(app.lines)
+        assert text.count("credentials reach this address in the clear") == (host == "0.0.0.0")
+        assert "whoever reaches" not in text
 
 
 async def test_gateways_share_a_keys_limits_and_each_takes_new_keys(tmp_path):
