@@ -329,6 +329,7 @@ def test_raw_bytes_find_one_free_dim():
 # ---- torch
 
 
+@pytest.mark.slow
 def test_torch_tensors():
     import torch  # here, since it takes seconds
 

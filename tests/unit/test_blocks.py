@@ -73,6 +73,7 @@ class Model:
         assert self.blocks.backed == bool(self.backed)
 
 
+@pytest.mark.slow
 @given(steps=st.lists(takes | releases | gives | fails | cools, max_size=60))
 @settings(max_examples=300)
 def test_any_sequence_is_as_if_granules_were_counted_one_by_one(steps):

@@ -846,7 +846,7 @@ async def test_a_call_before_the_greeting_is_not_run(caplog):
     ],
 )
 async def test_what_is_no_greeting_is_hung_up_on(data, caplog):
-    async with raw(echo, greet=False) as (_, transport, server):
+    async with raw(echo, greet=False, greeting_s=0.5) as (_, transport, server):
         transport.write(data)
         await server.lost
         with pytest.raises(WireError):

@@ -387,6 +387,7 @@ async def test_a_body_that_streams_needs_room_too():
 ACTS = st.sampled_from(["whole", "half", "leave", "abort", "refused", "inline", "packed", "large"])
 
 
+@pytest.mark.slow
 @given(st.lists(ACTS, min_size=1, max_size=6), st.booleans())
 @settings(max_examples=40)
 def test_whatever_clients_do_nothing_stays_held(acts, hold):

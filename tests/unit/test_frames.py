@@ -195,6 +195,7 @@ def test_any_bytes_are_frames_or_a_wire_error(data):
     read_all(FrameReader(4096), data)
 
 
+@pytest.mark.slow
 @given(
     frame=frames,
     at=st.integers(0, 10_000),

@@ -83,6 +83,7 @@ def mutate(data: bytes, rng: Random, others: list[bytes]) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(sorted(PARSERS)), pick=st.integers(0, 10_000), seed=st.integers(0))
 @settings(max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")

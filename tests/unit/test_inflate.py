@@ -23,6 +23,7 @@ def unpack(body: bytes, coding: bytes = b"gzip", limit: int = LIMIT, count=lambd
 SIZES = [0, 1, 16 * 1024, 256 * 1024 - 1, 256 * 1024, 256 * 1024 + 1, 1_500_000, LIMIT]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["noise", "zeros"])
 def test_what_was_packed_comes_out(size, kind):
@@ -34,6 +35,7 @@ def test_what_was_packed_comes_out(size, kind):
     assert unpack(data, b"") is data
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.binary(max_size=200) | st.integers(0, 90_000).map(bytes), min_size=1, max_size=5),
     st.integers(1, 100_000),
@@ -48,6 +50,7 @@ def test_members_and_steps_of_any_size(parts, size):
     assert inflater.out == b"".join(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [1, 100_000_000])
 @pytest.mark.parametrize("limit", [0, 1000, 256 * 1024, LIMIT])
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
@@ -120,6 +123,7 @@ def test_no_part_of_it_is_enough(size):
             unpack(body[:end])
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=300), st.sampled_from([b"gzip", b"deflate"]), st.booleans())
 @settings(max_examples=300)
 def test_noise_is_unpacked_or_refused(noise, coding, framed):

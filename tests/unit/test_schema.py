@@ -848,6 +848,7 @@ for index, (hint, values) in enumerate(CASES):
     CASES[index] = pytest.param(*body_of(hint), values, id=str(hint)[:40])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inputs", "output", "values"), CASES)
 @given(data=st.data())
 @settings(max_examples=examples(25), deadline=None)

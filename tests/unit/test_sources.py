@@ -697,6 +697,7 @@ def test_a_circle_that_could_not_be_imported_is_still_read():
     assert changed(text, ("class Above(Base): ...", "class Above(Base): pass")) <= {"A"}
 
 
+@pytest.mark.slow
 def test_programs_may_be_deep():
     chain = "".join(f"def f{n}():\n    return f{n + 1}()\n" for n in range(3000))
     service = "import servekit as sk\n@sk.service\nclass A:\n    def run(self): return f0()\n"
@@ -759,6 +760,7 @@ def written(
     return files
 
 
+@pytest.mark.slow
 @given(programs(), st.data())
 def test_an_edit_anywhere_changes_those_that_reach_it_and_no_others(program, data):
     definitions, services = program

@@ -187,6 +187,7 @@ EVIL = '"""\nimport os; os.system("touch harm")\n"""'
 WORDS = [EVIL, "x\n    import os", "a b", "class", "1", "", "é", "\ud800", "print", "sk", "Any"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evil", WORDS)
 def test_what_a_server_says_becomes_no_code(evil):
     """In every place of its document where a server has a word."""
