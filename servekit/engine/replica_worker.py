@@ -121,9 +121,7 @@ class ReplicaWorker:
 
     async def _stats(self, _: bytes) -> Stats:
         group, router = self._group, self._router
-        if (
-            group is None or router is None
-        ):  # told to leave while it starts, it is asked all the same
+        if group is None or router is None:  # it leaves, and has not even begun to load
             return Stats(rss=child.resident_bytes())
         replica = group.own
         return Stats(
