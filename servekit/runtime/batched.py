@@ -325,14 +325,14 @@ class Batched:
             results = repeat(ItemError(masked(error, self._where, requests)))
             ok = False
         for entry in batch:
-            result = None if entry.late else next(results)
+            if entry.late:
+                self._refuse(Refuse(entry, "deadline_passed", 0.0))
+                ok = False
+                continue
+            result = next(results)
             if entry.future.done():
                 continue
-            if entry.late:
-                late = DeadlineExceeded("the deadline passed in the queue", started=False)
-                entry.future.set_exception(late)
-                ok = False
-            elif isinstance(result, ItemError):
+            if isinstance(result, ItemError):
                 failed = masked(result.error, self._where, entry.context.request_id)
                 entry.future.set_exception(failed)
             else:
