@@ -267,7 +267,7 @@ async def test_a_call_that_comes_too_late_does_not_run(start, ask, kind):
 async def test_a_call_for_which_a_thread_comes_too_late_does_not_run(start, ask, kind, monkeypatch):
     def busy(threads: Threads, work: Callable[[], Any]) -> asyncio.Future[Any]:
         def in_line() -> Any:
-            time.sleep(0.06)
+            time.sleep(max(0.0, deadline - now()))
             return work()
 
         return submit(threads, in_line)
@@ -275,8 +275,9 @@ async def test_a_call_for_which_a_thread_comes_too_late_does_not_run(start, ask,
     submit = Threads.submit
     replica = await start(Late)
     monkeypatch.setattr(Threads, "submit", busy)
+    deadline = now() + 0.05
     with pytest.raises(DeadlineExceeded) as caught:
-        await ask(replica, kind, given(kind), deadline=now() + 0.05)
+        await ask(replica, kind, given(kind), deadline=deadline)
     assert not caught.value.started
     assert replica._instance.ran == []
     await asyncio.sleep(0)

@@ -3,12 +3,13 @@
 import asyncio
 import socket
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from servekit.engine import child
-from servekit.engine.control import StartGateway, StartReplica
+from servekit.engine.control import Started, StartGateway, StartReplica
 from servekit.engine.gateway_worker import GatewayWorker
 from servekit.engine.replica_worker import ReplicaWorker
 from servekit.engine.table import Table
@@ -50,18 +51,23 @@ async def ask_all(worker: ReplicaWorker | GatewayWorker, *, but: str = "") -> No
         await worker.verbs[verb](msgspec.msgpack.encode(BODIES.get(verb)))
 
 
+def start(worker: ReplicaWorker, module: str, folder: Path) -> asyncio.Task[Started]:
+    """Order a replica of `Slow`, which loads until its module's `may_load` is set."""
+    (folder / f"{module}.py").write_text(APP, "utf-8")
+    order = StartReplica(
+        ServiceSpec(name="Slow", target=f"{module}:Slow"),
+        "Slow-1",
+        (str(folder),),
+        f"unix:{folder}/slow.sock",
+        str(folder),
+    )
+    return asyncio.create_task(worker.verbs["start"](msgspec.msgpack.encode(order)))
+
+
 async def test_a_replica_answers_in_every_phase_of_its_life(tmp_path, until):
-    (tmp_path / "slow_to_load.py").write_text(APP, "utf-8")
     worker = ReplicaWorker(child.Supervisor())
     await ask_all(worker)
-    order = StartReplica(
-        ServiceSpec(name="Slow", target="slow_to_load:Slow"),
-        "Slow-1",
-        (str(tmp_path),),
-        f"unix:{tmp_path}/slow.sock",
-        str(tmp_path),
-    )
-    starting = asyncio.create_task(worker.verbs["start"](msgspec.msgpack.encode(order)))
+    starting = start(worker, "slow_to_load", tmp_path)
     await until(lambda: worker._group is not None)
     await ask_all(worker)
     sys.modules["slow_to_load"].may_load.set()
@@ -78,16 +84,8 @@ async def test_a_replica_answers_in_every_phase_of_its_life(tmp_path, until):
 
 
 async def test_a_replica_that_is_told_to_leave_while_it_starts_leaves(tmp_path, until):
-    (tmp_path / "slow_and_unwanted.py").write_text(APP, "utf-8")
     worker = ReplicaWorker(child.Supervisor())
-    order = StartReplica(
-        ServiceSpec(name="Slow", target="slow_and_unwanted:Slow"),
-        "Slow-1",
-        (str(tmp_path),),
-        f"unix:{tmp_path}/slow.sock",
-        str(tmp_path),
-    )
-    starting = asyncio.create_task(worker.verbs["start"](msgspec.msgpack.encode(order)))
+    starting = start(worker, "slow_and_unwanted", tmp_path)
     await until(lambda: worker._group is not None and worker._group._replicas)
     await worker.verbs["drain"](b"")
     await ask_all(worker)
