@@ -51,7 +51,6 @@ class Front:
 
     Attributes:
         url: Where they listen.
-        is_public: Other machines may reach it.
         leaving: The app is about to end, and says so to those who ask whether it is ready.
     """
 
@@ -80,8 +79,30 @@ class Front:
         self._closing = False
         self.leaving = False
         host, port = listener.getsockname()[:2]
-        self.is_public = not ip_address(host.partition("%")[0]).is_loopback
+        self._scheme = scheme
+        self._is_public = not ip_address(host.partition("%")[0]).is_loopback
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def warn_of_strangers(self, *, asks_who: bool) -> None:
+        """Say in the log what is unsafe about an address that other machines reach.
+
+        Args:
+            asks_who: Every call needs a credential.
+        """
+        if not self._is_public:
+            return
+        if not asks_who:
+            _log.warning(
+                "whoever reaches this address may call",
+                url=self.url,
+                fix="set api_keys or jwt_key, unless something in front asks who it is",
+            )
+        elif self._scheme == "http":
+            _log.warning(
+                "credentials reach this address in the clear",
+                url=self.url,
+                fix="set tls_cert and tls_key, unless something in front speaks TLS",
+            )
 
     @property
     def processes(self) -> list[Process]:

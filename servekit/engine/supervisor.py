@@ -136,8 +136,7 @@ class Supervisor:
             ResourceError: The machine has less than the app asks for.
             SetupError: A replica could not start; nothing is left running.
         """
-        if self._front.is_public:
-            self._warn_of_strangers()
+        self._front.warn_of_strangers(asks_who=self._credentials is not None)
         await self._budget.admit(self.app, ((s, initial(s.replicas)) for s in self.app.services))
         await self._backlog.serve(self.app)
         await self._admin.open()
@@ -146,20 +145,6 @@ class Supervisor:
         await together(*(pool.start() for pool in self._pools.values()), self._front.start())
         self._publish()
         self._tasks.spawn(self._tick(), name="tick")
-
-    def _warn_of_strangers(self) -> None:
-        if self._credentials is None:
-            _log.warning(
-                "whoever reaches this address may call",
-                url=self.url,
-                fix="set api_keys or jwt_key, unless something in front asks who it is",
-            )
-        elif self._edge.scheme == "http":
-            _log.warning(
-                "credentials reach this address in the clear",
-                url=self.url,
-                fix="set tls_cert and tls_key, unless something in front speaks TLS",
-            )
 
     async def roll(self, described: Described) -> list[str]:
         """Go over to another revision of the app without losing a call.
