@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 
@@ -102,13 +102,13 @@ class ReplicaWorker:
             pipelines=True,
         )
 
-    async def _handle(self, call: Call) -> Reply:
+    def _handle(self, call: Call) -> Awaitable[Reply]:
         assert self._group is not None
         replica = self._group.own
         if call.service == replica.service:
-            return await replica(call)
+            return replica(call)
         if call.service == SERVICE:
-            return await self._probe(call)
+            return self._probe(call)
         raise NotFound(f"this is a replica of {replica.service}, not {call.service}", started=False)
 
     def _starved(self, service: str) -> None:

@@ -148,7 +148,6 @@ class Gateway:
             call.caller = exchange.caller
             request_id = exchange.request_id = call.request_id
             framing = choose_framing(call) if route.stream else Framing
-            exchange.streams = route.streams(call.payload.content_type)
             await read_input(route, exchange, call)
             reply = await self.handler(call)
             version = reply.version

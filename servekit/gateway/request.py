@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from servekit.core.call import BINARY, JSON, NDJSON, Buffer, Call, Payload
+from servekit.core.call import BINARY, JSON, NDJSON, Call, Payload
 from servekit.core.units import parse_seconds
 from servekit.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedMedia
 from servekit.gateway.exchange import Exchange
@@ -113,32 +113,33 @@ async def read_input(route: Route, exchange: Exchange, call: Call) -> None:
             media type that has no chunks.
         Unavailable: All bodies together would be too many.
     """
-    spec = route.spec
+    exchange.streams = route.streams(call.payload.content_type)
     if exchange.streams:
-        if call.coding:
-            refuse_coding(call.coding)
-        call.idempotent = False
-        call.chunks = _pieces(route, exchange)
-        if spec.inbound is not None:
-            call.chunks = _chunks_of(spec, call.payload.content_type, call.chunks)
-            call.payload = Payload(JSON, (query_document(exchange.query, spec.input),))
-        else:
-            call.payload.segments = (b"",)
+        _stream_input(route, exchange, call)
     elif route.method == "GET":
-        call.payload.segments = (query_document(exchange.query, spec.input),)
+        call.payload.segments = (query_document(exchange.query, route.spec.input),)
     else:
-        call.payload.segments = (await _whole(route, exchange, call),)
+        body = await exchange.read(route.max_body)
+        if body is not None and call.coding:
+            body = await inflate(body, call.coding, limit=route.max_body, count=exchange.count)
+            fields = [field for field in exchange.headers if field[0] != b"content-encoding"]
+            call.headers, call.coding = _pack(fields), b""
+        if body is None:
+            raise _too_large(route)
+        call.payload.segments = (body,)
 
 
-async def _whole(route: Route, exchange: Exchange, call: Call) -> Buffer:
-    body = await exchange.read(route.max_body)
-    if body is not None and call.coding:
-        body = await inflate(body, call.coding, limit=route.max_body, count=exchange.count)
-        fields = [field for field in exchange.headers if field[0] != b"content-encoding"]
-        call.headers, call.coding = _pack(fields), b""
-    if body is None:
-        raise _too_large(route)
-    return body
+def _stream_input(route: Route, exchange: Exchange, call: Call) -> None:
+    spec = route.spec
+    if call.coding:
+        refuse_coding(call.coding)
+    call.idempotent = False
+    call.chunks = _pieces(route, exchange)
+    if spec.inbound is not None:
+        call.chunks = _chunks_of(spec, call.payload.content_type, call.chunks)
+        call.payload = Payload(JSON, (query_document(exchange.query, spec.input),))
+    else:
+        call.payload.segments = (b"",)
 
 
 async def _pieces(route: Route, exchange: Exchange) -> AsyncIterator[Payload]:

@@ -5,7 +5,7 @@ together; every caller gets its own row, or its own error.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from operator import index
@@ -133,22 +133,22 @@ class Batched:
         payload = self._output.encode(value, accept=call.accept, internal=call.internal)
         return Reply(payload, queue_s=waited)
 
-    async def _value(self, args: tuple[Any, ...], context: RequestContext) -> tuple[Any, float]:
+    def _value(
+        self, args: tuple[Any, ...], context: RequestContext
+    ) -> Awaitable[tuple[Any, float]]:
         """Return the result for one item and the seconds it waited; a long array goes in parts."""
         if self._policy.axis is not None:
             parts = cut(args[0], self._policy)
             if len(parts) > 1:
-                return await self._value_of_parts(parts, context)
-        waiting = self._enter(args, context)
-        value = await self._result(waiting)
-        return value, waiting.dispatched - waiting.arrived
+                return self._value_of_parts(parts, context)
+        return self._result(self._enter(args, context))
 
     async def _value_of_parts(
         self, parts: Sequence[Any], context: RequestContext
     ) -> tuple[Any, float]:
         entered = [self._enter((part,), context) for part in parts]
-        values = await asyncio.gather(*map(self._result, entered))
-        return glue(values, self._policy), entered[0].dispatched - entered[0].arrived
+        values, waited = zip(*await asyncio.gather(*map(self._result, entered)), strict=True)
+        return glue(values, self._policy), waited[0]
 
     async def many(self, call: Call, context: RequestContext) -> Reply:
         """Answer one call of many items: one `{"result"}` or `{"error"}` each, in their order.
@@ -212,10 +212,10 @@ class Batched:
             )
         return shape[axis]
 
-    async def _result(self, waiting: _Waiting) -> Any:
+    async def _result(self, waiting: _Waiting) -> tuple[Any, float]:
         self._meter.ongoing += 1
         try:
-            return await waiting.future
+            return await waiting.future, waiting.dispatched - waiting.arrived
         except asyncio.CancelledError:
             self._batcher.cancel(now(), waiting.id)
             waiting.context.cancelled = True

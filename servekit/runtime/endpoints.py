@@ -192,9 +192,7 @@ class Stream(Endpoint):
             values, release = Pump(partial(self._fn, *args, **kwargs), context), None
             self._in_thread(context, values.run).add_done_callback(values.ended)
 
-        def encode(value: Any) -> Payload:
-            return self._output.encode(value, accept=call.accept, internal=call.internal)
-
+        encode = partial(self._output.encode, accept=call.accept, internal=call.internal)
         form = encode if given is None else _as_it_is
         chunks = Chunks(values, form, context, where=self._where, release=release)
         try:
@@ -232,7 +230,7 @@ class Chunks:
     async def start(self) -> None:
         """Wait for the first chunk, or the end of an empty stream."""
         try:
-            self._first = await self._next()
+            self._first = await anext(self)
         except StopAsyncIteration:
             await self.aclose()
 
@@ -245,9 +243,6 @@ class Chunks:
             return first
         if self._closed:
             raise StopAsyncIteration
-        return await self._next()
-
-    async def _next(self) -> Any:
         try:
             return self._encode(await anext(self._values))
         except (StopAsyncIteration, asyncio.CancelledError):

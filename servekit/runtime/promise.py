@@ -34,7 +34,7 @@ _unpack: Final = msgspec.msgpack.Decoder(list[_Promise]).decode
 
 def among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an argument is a call under way."""
-    return any(isinstance(value, RemoteCall) for value in (*args, *kwargs.values()))
+    return RemoteCall in map(type, args) or RemoteCall in map(type, kwargs.values())
 
 
 def pass_on(

@@ -47,9 +47,9 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._window = OutgoingStream(loop, lambda chunks: send(frame(id_, chunks)), granted=0)
 
-    def grant(self, count: int) -> None:
-        """Take note that the peer has room for `count` more credits; the first time, begin."""
-        self._window.grant(count)
+    def grant(self, credit: int) -> None:
+        """Take note that the peer has room for that much more; the first time, begin."""
+        self._window.grant(credit)
         if self._task is None:
             self._call.idempotent = False  # what has been read can't be sent again
             self._task = self._loop.create_task(self._run())

@@ -12,7 +12,7 @@ from typing import Final
 from servekit.core.call import Buffer
 from servekit.wire.frames import LARGE, SHARED_FROM
 
-BURST: Final = 4
+BURST: Final = 8
 """Buffers after which a turn's frames so far are sent, so that the peer can begin with them."""
 
 

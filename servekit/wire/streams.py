@@ -1,31 +1,30 @@
 """Both ends of one stream of chunks, with credit-based back-pressure.
 
-The sender has `WINDOW` credits; a chunk costs one, and one more for each 16 KiB of it. The reader
-grants them again as it takes the chunks, half a window at a time. So a slow reader holds the
+The sender has a `WINDOW` of credit, in bytes; a chunk costs its own bytes and `PER_CHUNK` more. The
+reader grants them again as it takes the chunks, half a window at a time. So a slow reader holds the
 generator back, and neither many chunks nor large ones pile up in between.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from servekit.core.call import Buffer, Payload
 from servekit.errors import CallError
 
-WINDOW = 128
-"""Credits of a sender before the reader has taken a chunk: 128 small chunks, or 2 MiB and one more."""
-_BYTES_PER_CREDIT = 16 * 1024
+WINDOW: Final = 2 * 1024 * 1024
+"""Credit of a sender before the reader has taken a chunk; the last chunk may overdraw it."""
+PER_CHUNK: Final = 16 * 1024
+"""What each chunk costs beside its bytes, so that at most 128 are under way."""
 
 
 def cost(chunk: Any) -> int:
-    """Return the credits that a chunk takes; a value that needs no wire is a small one."""
+    """Return the credit that a chunk takes; a value that needs no wire has no bytes."""
     if not isinstance(chunk, Payload):
-        return 1
-    size = 0
-    for segment in chunk.segments:
-        size += len(segment)
-    return 1 + size // _BYTES_PER_CREDIT
+        return PER_CHUNK
+    segments = chunk.segments
+    return PER_CHUNK + (len(segments[0]) if len(segments) == 1 else sum(map(len, segments)))
 
 
 class IncomingStream:
@@ -33,11 +32,11 @@ class IncomingStream:
 
     Args:
         loop: The loop it is read on.
-        grant: Sends that many credits to the sender.
+        grant: Sends that much credit to the sender.
         finish: Called once when the stream is over; True when it was closed before its end, so
             the sender must be told to stop.
         deadline: When it ends with an error, on `now`'s clock; for the caller.
-        granted: Credits of the sender before the first chunk is asked for.
+        granted: Credit of the sender before the first chunk is asked for.
     """
 
     def __init__(
@@ -54,6 +53,7 @@ class IncomingStream:
         self._finish = finish
         self.deadline = deadline
         self._chunks: deque[Any] = deque()
+        self._held = 0  # cost of the chunks that are here
         self._taken = WINDOW - granted
         self._ended = self._finished = False
         self._error: CallError | None = None
@@ -63,19 +63,19 @@ class IncomingStream:
         """Take one chunk as it is, from a sender in this process."""
         if not self._ended:
             self._chunks.append(value)
+            self._held += cost(value)
             self._wake()
 
     def push(self, header: Buffer, segments: list[Buffer]) -> None:
         """Take one chunk of any number of segments from the wire; the header is its media type."""
-        if not self._ended:
-            self._chunks.append(Payload(str(header, "ascii"), segments))
-            self._wake()
+        self.put(Payload(str(header, "ascii"), segments))
 
     def push_each(self, header: Buffer, segments: list[Buffer]) -> None:
         """Take as many chunks as there are segments, all of one media type."""
         if not self._ended:
             content_type = str(header, "ascii")
             self._chunks.extend([Payload(content_type, (segment,)) for segment in segments])
+            self._held += PER_CHUNK * len(segments) + sum(map(len, segments))
             self._wake()
 
     def end(self, error: CallError | None = None) -> None:
@@ -99,18 +99,19 @@ class IncomingStream:
             self._waiter = self._loop.create_future()
             await self._waiter
         chunk = self._chunks.popleft()
-        self._took(cost(chunk))
+        self._took(cost(chunk) if self._chunks else self._held)
         return chunk
 
     def take_ready(self) -> list[Payload]:
         """Return the chunks that are already here, without waiting."""
         ready = list(self._chunks)
         self._chunks.clear()
-        self._took(sum(map(cost, ready)))
+        self._took(self._held)
         return ready
 
-    def _took(self, spent: int) -> None:
-        self._taken += spent
+    def _took(self, cost: int) -> None:
+        self._held -= cost
+        self._taken += cost
         if self._taken >= WINDOW // 2 and not self._ended:
             self._grant(self._taken)
             self._taken = 0
@@ -147,28 +148,30 @@ class Window:
 
     Args:
         loop: The loop it is waited for on.
-        granted: Credits before the reader asks for more.
+        granted: Credit before the reader asks for more.
+
+    Attributes:
+        credit: A chunk of whatever size may be sent while it is above 0.
     """
 
-    __slots__ = ("_loop", "_waiter", "credits")
+    __slots__ = ("_loop", "_waiter", "credit")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, granted: int = WINDOW) -> None:
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
-        self.credits = granted
+        self.credit = granted
 
-    def grant(self, count: int) -> None:
-        """Take note that the reader has room for `count` more credits."""
-        self.credits += count
+    def grant(self, credit: int) -> None:
+        """Take note that the reader has room for `credit` more."""
+        self.credit += credit
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self, chunk: Any) -> None:
-        """Wait until a chunk may be sent, and take its credits; a large one may overdraw them."""
-        while self.credits <= 0:
+    async def open(self) -> None:
+        """Wait until a chunk may be sent."""
+        while self.credit <= 0:
             self._waiter = self._loop.create_future()
             await self._waiter
-        self.credits -= cost(chunk)
 
 
 class OutgoingStream(Window):
@@ -178,7 +181,7 @@ class OutgoingStream(Window):
         loop: The loop it is written on.
         send: Takes the chunks that leave together; all have one segment and one media type,
             unless there is only one.
-        granted: Credits before the reader asks for more.
+        granted: Credit before the reader asks for more.
     """
 
     __slots__ = ("_ready", "_send")
@@ -204,9 +207,12 @@ class OutgoingStream(Window):
             blocked: Returns what to wait for while the peer does not read, else None.
         """
         async for chunk in chunks:
-            await self.take(chunk)
-            if (blockage := blocked()) is not None:
+            if self.credit <= 0:
+                await self.open()
+            # Within a turn the peer is as it was when the turn's first chunk was made.
+            if not self._ready and (blockage := blocked()) is not None:
                 await asyncio.shield(blockage)
+            self.credit -= cost(chunk)
             self.write(chunk)
         self.flush()
 

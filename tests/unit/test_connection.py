@@ -29,7 +29,7 @@ from servekit.wire import memory
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Frame, FrameReader, Hello, Kind, encode
 from servekit.wire.outbox import BURST
-from servekit.wire.streams import WINDOW
+from servekit.wire.streams import PER_CHUNK, WINDOW
 from tests.calls import make_call
 from tests.examples import examples
 
@@ -482,7 +482,9 @@ async def test_streams_of_many_calls_do_not_mix():
         assert results == [list(range(1000 * i, 1000 * i + 200)) for i in range(10)]
 
 
-@pytest.mark.parametrize(("padding", "most"), [(0, WINDOW), (100_000, 19), (3_000_000, 1)])
+@pytest.mark.parametrize(
+    ("padding", "most"), [(0, WINDOW // PER_CHUNK), (100_000, 19), (3_000_000, 1)]
+)
 async def test_a_slow_reader_holds_the_producer_back(padding: int, most: int):
     """Large chunks cost more, so that 2 MiB are under way, and one more chunk."""
     producer = Producer(padding=padding)

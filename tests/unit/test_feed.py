@@ -11,8 +11,11 @@ from servekit.errors import BadRequest, CallError, PayloadTooLarge, ReplicaLost
 from servekit.wire import memory
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
-from servekit.wire.streams import WINDOW
+from servekit.wire.streams import PER_CHUNK, WINDOW
 from tests.calls import make_call
+
+MOST = WINDOW // PER_CHUNK
+"""Chunks of nearly no bytes that are under way."""
 
 
 class Source:
@@ -68,7 +71,7 @@ async def gather(call: Call) -> Reply:
     return Reply(Payload(BINARY, (b",".join(parts),)))
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 7])
+@pytest.mark.parametrize("count", [0, 1, 2, MOST - 1, MOST, MOST + 1, 3 * MOST + 7])
 async def test_all_chunks_arrive_once_and_in_order(count: int):
     source = Source(count)
     async with joined(gather) as (client, _):
@@ -86,7 +89,7 @@ async def test_large_chunks_arrive_whole():
     )
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, WINDOW + 1), (50_000, 24), (4_000_000, 3)])
+@pytest.mark.parametrize(("size", "most"), [(1, MOST + 1), (50_000, 24), (4_000_000, 3)])
 async def test_nothing_is_read_before_the_handler_asks_and_then_no_more_than_a_window(size, most):
     source = Source(None, size=size)
     go, ended = asyncio.Event(), asyncio.Event()
