@@ -14,6 +14,7 @@ from servekit.engine.gateway_worker import GatewayWorker
 from servekit.engine.replica_worker import ReplicaWorker
 from servekit.engine.table import Table
 from servekit.gateway.edge import Edge
+from servekit.runtime.group import Group
 from servekit.spec.app import AppSpec, ServiceSpec
 
 APP = """
@@ -64,34 +65,39 @@ def start(worker: ReplicaWorker, module: str, folder: Path) -> asyncio.Task[Star
     return asyncio.create_task(worker.verbs["start"](msgspec.msgpack.encode(order)))
 
 
+def group_of(worker: ReplicaWorker) -> Group | None:
+    """Return what loads, once it does."""
+    return worker._host and worker._host._group
+
+
 async def test_a_replica_answers_in_every_phase_of_its_life(tmp_path, until):
     worker = ReplicaWorker(child.Supervisor())
     await ask_all(worker)
     starting = start(worker, "slow_to_load", tmp_path)
-    await until(lambda: worker._group is not None)
+    await until(lambda: group_of(worker) is not None)
     await ask_all(worker)
     sys.modules["slow_to_load"].may_load.set()
     started = await starting
     assert not started.error
     await ask_all(worker)
-    assert (await worker._health(b"")).ready == ""
+    assert (await worker._host.health()).ready == ""
     await worker.verbs["drain"](b"")
     await ask_all(worker)
-    assert "draining" in (await worker._health(b"")).ready
+    assert "draining" in (await worker._host.health()).ready
     await worker.stop()
     await ask_all(worker)
-    await worker._health(b"")
+    await worker._host.health()
 
 
 async def test_a_replica_that_is_told_to_leave_while_it_starts_leaves(tmp_path, until):
     worker = ReplicaWorker(child.Supervisor())
     starting = start(worker, "slow_and_unwanted", tmp_path)
-    await until(lambda: worker._group is not None and worker._group._replicas)
+    await until(lambda: (group := group_of(worker)) is not None and group._replicas)
     await worker.verbs["drain"](b"")
     await ask_all(worker)
     sys.modules["slow_and_unwanted"].may_load.set()
     await starting
-    assert "draining" in (await worker._health(b"")).ready
+    assert "draining" in (await worker._host.health()).ready
     await worker.stop()
 
 

@@ -1,0 +1,163 @@
+"""One replica behind its sockets: what a replica's process holds, whichever engine started it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from servekit.core.call import Call, Reply
+from servekit.engine import child
+from servekit.engine.control import SERVICE, Health, Stats, handler
+from servekit.engine.router import Router
+from servekit.engine.table import Table
+from servekit.errors import NotFound
+from servekit.jobs.sqlite import SqliteStore
+from servekit.observe.metrics import Snapshot
+from servekit.runtime.group import Group
+from servekit.runtime.handle import Options, ServiceHandle
+from servekit.spec.app import ServiceSpec
+from servekit.spec.definition import DependencyDefinition, ServiceDefinition, definition
+from servekit.spec.target import load
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+from servekit.wire.sockets import Address, Listener
+
+
+class ReplicaHost:
+    """A service's replica, those beside it, the store of its jobs, and the router to the others.
+
+    Everything but `start` may be called in every phase: an engine asks a replica for its figures,
+    or to leave, while it still loads.
+
+    Args:
+        spec: The service.
+        replica: Unique in the app.
+        on_starved: Called with the name of a service of which there is no replica to take a call.
+        jobs: File that keeps the jobs of its tasks; "" if it has none.
+        secret: What callers over TCP must prove to know, and what it proves to others.
+    """
+
+    def __init__(
+        self,
+        spec: ServiceSpec,
+        *,
+        replica: str,
+        on_starved: Callable[[str], None],
+        jobs: str = "",
+        secret: bytes = b"",
+    ) -> None:
+        self._spec = spec
+        self._hello = Hello(service=spec.name, replica=replica, version=spec.version)
+        self._jobs = jobs
+        self._secret = secret
+        self._router = Router(self._hello, on_starved=on_starved, secret=secret)
+        self._group: Group | None = None
+        self._store: SqliteStore | None = None
+        self._listeners: list[Listener] = []
+        self._probe = handler({"health": lambda _: self.health()})
+
+    async def start(self, addresses: Sequence[Address]) -> None:
+        """Load the service, and take calls at these addresses.
+
+        Raises:
+            AuthorError: It can't be loaded, or its set-up raised.
+            OSError: An address can't be bound.
+        """
+        spec = self._spec
+        found = definition(load(spec.target))
+        if self._jobs:
+            self._store = SqliteStore(self._jobs)
+            await self._store.open()
+        group = self._group = Group(
+            found, spec, replica_id=self._hello.replica, store=self._store, outward=self._router
+        )
+        await group.start(self._handle_of)
+        for address in addresses:
+            secret = b"" if address.unix is not None else self._secret  # its mode is the guard
+            listener = Listener(address, partial(self._connection, secret))
+            self._listeners.append(listener)
+            await listener.open()
+        child.settle_memory()
+
+    def _connection(self, secret: bytes) -> Connection:
+        assert self._group is not None
+        return Connection(
+            self._hello,
+            client=False,
+            handler=self._handle,
+            secret=secret,
+            own_load=self._group.own.load,
+        )
+
+    async def _handle_of(
+        self, _: ServiceDefinition, edge: DependencyDefinition
+    ) -> ServiceHandle | None:
+        if edge.colocate:
+            return None
+        return ServiceHandle(
+            edge.target,
+            edge.target.name,
+            self._router,
+            asyncio.get_running_loop(),
+            Options(timeout_s=edge.timeout_s, retries=edge.retries),
+            pipelines=True,
+        )
+
+    def _handle(self, call: Call) -> Awaitable[Reply]:
+        assert self._group is not None
+        replica = self._group.own
+        if call.service == replica.service:
+            return replica(call)
+        if call.service == SERVICE:
+            return self._probe(call)
+        raise NotFound(f"this is a replica of {replica.service}, not {call.service}", started=False)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens."""
+        return [listener.address.text for listener in self._listeners]
+
+    def update(self, table: Table) -> None:
+        """Follow a routing table."""
+        self._router.update(table)
+
+    def stats(self) -> Stats:
+        """Return the figures for the scaler and `servekit status`."""
+        if self._group is None:
+            return Stats(rss=child.resident_bytes())
+        replica = self._group.own
+        return Stats(
+            ongoing=replica.load().ongoing,
+            finished=replica.finished,
+            capacity_per_s=replica.capacity_per_s(),
+            waiting=self._router.statistics(),
+            rss=child.resident_bytes(),
+        )
+
+    async def health(self) -> Health:
+        """Run the user's health hooks; a replica that loads is not ready."""
+        group = self._group
+        if group is None:
+            return Health(ready="the replica is loading")
+        return Health(live=await group.check("live"), ready=await group.check("ready"))
+
+    def metrics(self) -> Snapshot:
+        """Return the figures for `/metrics`."""
+        return self._group.metrics() if self._group is not None else ()
+
+    async def drain(self) -> None:
+        """Take no new calls and jobs; returns when those on board have ended."""
+        if self._group is not None:
+            self._group.drain()
+        await asyncio.gather(*(listener.drain() for listener in self._listeners))
+        if self._group is not None:
+            await self._group.idle()
+
+    async def stop(self) -> None:
+        """Run the tear-down hooks, close the sockets, remove the socket files."""
+        for listener in self._listeners:
+            await listener.close()
+        if self._group is not None:
+            await self._group.stop()
+        if self._store is not None:
+            await self._store.close()
+        await self._router.close()
