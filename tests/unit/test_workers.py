@@ -46,9 +46,9 @@ def spared(monkeypatch):
     monkeypatch.setattr(sys, "path", sys.path.copy())
 
 
-async def ask_all(worker: ReplicaWorker | GatewayWorker, *, but: str = "") -> None:
+async def ask_all(worker: ReplicaWorker | GatewayWorker) -> None:
     """Ask everything that may be asked at any time, and more than once."""
-    for verb in worker.verbs.keys() - {"start", "drain", but}:
+    for verb in worker.verbs.keys() - {"start", "drain"}:
         await worker.verbs[verb](msgspec.msgpack.encode(BODIES.get(verb)))
 
 
@@ -103,7 +103,7 @@ async def test_a_replica_that_is_told_to_leave_while_it_starts_leaves(tmp_path, 
 
 async def test_a_gateway_answers_in_every_phase_of_its_life(tmp_path):
     worker = GatewayWorker(child.Supervisor())
-    await ask_all(worker, but="app")  # that comes with its start
+    await ask_all(worker)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         order = StartGateway(
             name="gateway-0",
