@@ -1,8 +1,7 @@
-"""One replica behind its sockets: what a replica's process holds, whichever engine started it."""
+"""One replica behind its socket: what a replica's process holds, whichever engine started it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 from servekit.core.call import Call, Reply
 from servekit.engine import child
@@ -33,7 +32,6 @@ class ReplicaHost:
         replica: Unique in the app.
         on_starved: Called with the name of a service of which there is no replica to take a call.
         jobs: File that keeps the jobs of its tasks; "" if it has none.
-        secret: What callers over TCP must prove to know, and what it proves to others.
     """
 
     def __init__(
@@ -43,24 +41,22 @@ class ReplicaHost:
         replica: str,
         on_starved: Callable[[str], None],
         jobs: str = "",
-        secret: bytes = b"",
     ) -> None:
         self._spec = spec
         self._hello = Hello(service=spec.name, replica=replica, version=spec.version)
         self._jobs = jobs
-        self._secret = secret
-        self._router = Router(self._hello, on_starved=on_starved, secret=secret)
+        self._router = Router(self._hello, on_starved=on_starved)
         self._group: Group | None = None
         self._store: SqliteStore | None = None
-        self._listeners: list[Listener] = []
-        self._probe = handler({"health": lambda _: self.health()})
+        self._listener: Listener | None = None
+        self._probe = handler({"health": self._health})
 
-    async def start(self, addresses: Sequence[Address]) -> None:
-        """Load the service, and take calls at these addresses.
+    async def start(self, address: Address) -> Address:
+        """Load the service, and take calls; returns where, with the port if that was 0.
 
         Raises:
             AuthorError: It can't be loaded, or its set-up raised.
-            OSError: An address can't be bound.
+            OSError: The address can't be bound.
         """
         spec = self._spec
         found = definition(load(spec.target))
@@ -71,22 +67,16 @@ class ReplicaHost:
             found, spec, replica_id=self._hello.replica, store=self._store, outward=self._router
         )
         await group.start(self._handle_of)
-        for address in addresses:
-            secret = b"" if address.unix is not None else self._secret  # its mode is the guard
-            listener = Listener(address, partial(self._connection, secret))
-            self._listeners.append(listener)
-            await listener.open()
-        child.settle_memory()
-
-    def _connection(self, secret: bytes) -> Connection:
-        assert self._group is not None
-        return Connection(
-            self._hello,
-            client=False,
-            handler=self._handle,
-            secret=secret,
-            own_load=self._group.own.load,
+        replica = group.own
+        listener = self._listener = Listener(
+            address,
+            lambda: Connection(
+                self._hello, client=False, handler=self._handle, own_load=replica.load
+            ),
         )
+        await listener.open()
+        child.settle_memory()
+        return listener.address
 
     async def _handle_of(
         self, _: ServiceDefinition, edge: DependencyDefinition
@@ -111,11 +101,6 @@ class ReplicaHost:
             return self._probe(call)
         raise NotFound(f"this is a replica of {replica.service}, not {call.service}", started=False)
 
-    @property
-    def addresses(self) -> list[str]:
-        """Where it listens."""
-        return [listener.address.text for listener in self._listeners]
-
     def update(self, table: Table) -> None:
         """Follow a routing table."""
         self._router.update(table)
@@ -133,11 +118,9 @@ class ReplicaHost:
             rss=child.resident_bytes(),
         )
 
-    async def health(self) -> Health:
-        """Run the user's health hooks; a replica that loads is not ready."""
+    async def _health(self, _: bytes) -> Health:
         group = self._group
-        if group is None:
-            return Health(ready="the replica is loading")
+        assert group is not None
         return Health(live=await group.check("live"), ready=await group.check("ready"))
 
     def metrics(self) -> Snapshot:
@@ -148,14 +131,15 @@ class ReplicaHost:
         """Take no new calls and jobs; returns when those on board have ended."""
         if self._group is not None:
             self._group.drain()
-        await asyncio.gather(*(listener.drain() for listener in self._listeners))
+        if self._listener is not None:
+            await self._listener.drain()
         if self._group is not None:
             await self._group.idle()
 
     async def stop(self) -> None:
-        """Run the tear-down hooks, close the sockets, remove the socket files."""
-        for listener in self._listeners:
-            await listener.close()
+        """Run the tear-down hooks, close the sockets, remove the socket file."""
+        if self._listener is not None:
+            await self._listener.close()
         if self._group is not None:
             await self._group.stop()
         if self._store is not None:

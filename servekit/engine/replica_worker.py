@@ -40,11 +40,11 @@ class ReplicaWorker:
         )
         host.update(order.table)
         try:
-            await host.start([Address(order.address)])
+            address = await host.start(Address(order.address))
         except Exception as error:  # noqa: BLE001  (whatever user code raises goes to the author)
             cause = error.__cause__ if isinstance(error, AuthorError) else error
             return Started(error=str(error), traceback=user_traceback(cause or error))
-        return Started(address=host.addresses[0], load_s=now() - began)
+        return Started(address=address.text, load_s=now() - began)
 
     def _starved(self, service: str) -> None:
         self._supervisor.tell("wake", Wake(service))

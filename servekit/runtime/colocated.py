@@ -23,7 +23,7 @@ from servekit.errors import (
     call_error,
 )
 from servekit.observe.log import get_logger
-from servekit.wire.streams import IncomingStream, Window, cost
+from servekit.wire.streams import IncomingStream, Window
 
 _log = get_logger("servekit.replica")
 
@@ -102,8 +102,7 @@ class Colocated:
         try:
             try:
                 async for chunk in reply.stream:
-                    await window.open()
-                    window.credit -= cost(chunk)
+                    await window.take(chunk)
                     if (taker := reader()) is not None:
                         taker.put(chunk)
                         del taker
@@ -148,8 +147,7 @@ class _Feed:
     async def _run(self) -> None:
         try:
             async for chunk in self._chunks:
-                await self._window.open()
-                self._window.credit -= cost(chunk)
+                await self._window.take(chunk)
                 self._reader.put(chunk)
             self._reader.end()
         except CallError as error:

@@ -99,7 +99,7 @@ class IncomingStream:
             self._waiter = self._loop.create_future()
             await self._waiter
         chunk = self._chunks.popleft()
-        self._took(cost(chunk) if self._chunks else self._held)
+        self._took(cost(chunk))
         return chunk
 
     def take_ready(self) -> list[Payload]:
@@ -109,9 +109,9 @@ class IncomingStream:
         self._took(self._held)
         return ready
 
-    def _took(self, cost: int) -> None:
-        self._held -= cost
-        self._taken += cost
+    def _took(self, spent: int) -> None:
+        self._held -= spent
+        self._taken += spent
         if self._taken >= WINDOW // 2 and not self._ended:
             self._grant(self._taken)
             self._taken = 0
@@ -167,11 +167,12 @@ class Window:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def open(self) -> None:
-        """Wait until a chunk may be sent."""
+    async def take(self, chunk: Any) -> None:
+        """Wait until a chunk may be sent, and take its credit; a large one may overdraw it."""
         while self.credit <= 0:
             self._waiter = self._loop.create_future()
             await self._waiter
+        self.credit -= cost(chunk)
 
 
 class OutgoingStream(Window):
@@ -207,12 +208,13 @@ class OutgoingStream(Window):
             blocked: Returns what to wait for while the peer does not read, else None.
         """
         async for chunk in chunks:
-            if self.credit <= 0:
-                await self.open()
+            if self.credit > 0:  # as nearly always: then without a coroutine
+                self.credit -= cost(chunk)
+            else:
+                await self.take(chunk)
             # Within a turn the peer is as it was when the turn's first chunk was made.
             if not self._ready and (blockage := blocked()) is not None:
                 await asyncio.shield(blockage)
-            self.credit -= cost(chunk)
             self.write(chunk)
         self.flush()
 
