@@ -38,7 +38,12 @@ def peers(pid: int) -> set[int]:
 
 
 async def on_both(app, count: int = 64) -> list[Http]:
-    """Open connections until both gateways have some."""
+    """Open connections when both gateways take them; each has some."""
+
+    async def ready():
+        return [g.state for g in (await app.status()).gateways] == ["ready"] * 2
+
+    await until(ready, "both gateways take connections")
     opened = [await Http.open(app.url) for _ in range(count)]
     for http in opened:
         assert (await http.call("GET", "/livez")).status == 200
