@@ -252,8 +252,13 @@ async def _tell(
     return False
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Return a listening socket.
+
+    Args:
+        host: Address of this machine.
+        port: 0 takes a free one.
+        shared: Other processes of this user may listen there, too.
 
     Raises:
         ConfigError: The address is in use, or not this machine's.
@@ -261,6 +266,8 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)

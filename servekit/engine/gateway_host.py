@@ -65,14 +65,15 @@ class GatewayHost:
     Args:
         order: What to serve, and how.
         behind: What runs the app.
+        secret: What it proves to replicas over TCP.
     """
 
-    def __init__(self, order: StartGateway, behind: Behind) -> None:
+    def __init__(self, order: StartGateway, behind: Behind, *, secret: bytes = b"") -> None:
         self._order = order
         self._behind = behind
         self._tasks = Tasks()
         self._metrics = Metrics(replica="gateway")
-        self._router = Router(Hello(replica="gateway"), on_starved=behind.wake)
+        self._router = Router(Hello(replica="gateway"), secret=secret, on_starved=behind.wake)
         self._jobs = JobRoutes(self._router)
         self._guard: Guard | None = None
         if order.credentials is not None:

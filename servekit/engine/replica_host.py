@@ -1,11 +1,12 @@
 """One replica behind its socket: what a replica's process holds, whichever engine started it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from servekit.core.call import Call, Reply
 from servekit.engine import child
-from servekit.engine.control import SERVICE, Health, Stats, handler
+from servekit.engine.control import SERVICE, Figures, Health, Stats, Verb, handler
 from servekit.engine.router import Router
 from servekit.engine.table import Table
 from servekit.errors import NotFound
@@ -32,6 +33,8 @@ class ReplicaHost:
         replica: Unique in the app.
         on_starved: Called with the name of a service of which there is no replica to take a call.
         jobs: File that keeps the jobs of its tasks; "" if it has none.
+        secret: What callers over TCP must prove to know.
+        verbs: What may be asked of this process besides its own verbs; see `control.py`.
     """
 
     def __init__(
@@ -41,25 +44,33 @@ class ReplicaHost:
         replica: str,
         on_starved: Callable[[str], None],
         jobs: str = "",
+        secret: bytes = b"",
+        verbs: Mapping[str, Verb] | None = None,
     ) -> None:
         self._spec = spec
         self._hello = Hello(service=spec.name, replica=replica, version=spec.version)
         self._jobs = jobs
-        self._router = Router(self._hello, on_starved=on_starved)
+        self._secret = secret
+        self._router = Router(self._hello, secret=secret, on_starved=on_starved)
         self._group: Group | None = None
         self._store: SqliteStore | None = None
-        self._listener: Listener | None = None
-        self._probe = handler({"health": self._health})
+        self._listeners: list[Listener] = []
+        own = {"health": self._on_health, "stats": self._on_stats, "metrics": self._on_metrics}
+        self._control = handler(own | dict(verbs or {}))
 
-    async def start(self, address: Address) -> Address:
-        """Load the service, and take calls; returns where, with the port if that was 0.
+    async def start(self, *addresses: Address, cls: type | None = None) -> tuple[Address, ...]:
+        """Load the service, and take calls; returns where, with the ports of those that were 0.
+
+        Args:
+            *addresses: Where to listen.
+            cls: The service's class; None loads it by its name.
 
         Raises:
             AuthorError: It can't be loaded, or its set-up raised.
-            OSError: The address can't be bound.
+            OSError: An address can't be bound.
         """
         spec = self._spec
-        found = definition(load(spec.target))
+        found = definition(cls or load(spec.target))
         if self._jobs:
             self._store = SqliteStore(self._jobs)
             await self._store.open()
@@ -67,16 +78,21 @@ class ReplicaHost:
             found, spec, replica_id=self._hello.replica, store=self._store, outward=self._router
         )
         await group.start(self._handle_of)
-        replica = group.own
-        listener = self._listener = Listener(
-            address,
-            lambda: Connection(
-                self._hello, client=False, handler=self._handle, own_load=replica.load
-            ),
-        )
-        await listener.open()
+        for address in addresses:
+            listener = Listener(address, partial(self._accept, address, group))
+            self._listeners.append(listener)
+            await listener.open()
         child.settle_memory()
-        return listener.address
+        return tuple(listener.address for listener in self._listeners)
+
+    def _accept(self, address: Address, group: Group) -> Connection:
+        return Connection(
+            self._hello,
+            client=False,
+            handler=self._handle,
+            secret=self._secret if address.unix is None else b"",
+            own_load=group.own.load,
+        )
 
     async def _handle_of(
         self, _: ServiceDefinition, edge: DependencyDefinition
@@ -98,7 +114,7 @@ class ReplicaHost:
         if call.service == replica.service:
             return replica(call)
         if call.service == SERVICE:
-            return self._probe(call)
+            return self._control(call)
         raise NotFound(f"this is a replica of {replica.service}, not {call.service}", started=False)
 
     def update(self, table: Table) -> None:
@@ -118,10 +134,10 @@ class ReplicaHost:
             rss=child.resident_bytes(),
         )
 
-    async def _health(self, _: bytes) -> Health:
-        group = self._group
-        assert group is not None
-        return Health(live=await group.check("live"), ready=await group.check("ready"))
+    async def health(self) -> Health:
+        """Ask the user's hooks."""
+        assert self._group is not None
+        return Health(live=await self._group.check("live"), ready=await self._group.check("ready"))
 
     def metrics(self) -> Snapshot:
         """Return the figures for `/metrics`."""
@@ -131,17 +147,27 @@ class ReplicaHost:
         """Take no new calls and jobs; returns when those on board have ended."""
         if self._group is not None:
             self._group.drain()
-        if self._listener is not None:
-            await self._listener.drain()
+        await asyncio.gather(*(listener.drain() for listener in self._listeners))
         if self._group is not None:
             await self._group.idle()
 
     async def stop(self) -> None:
-        """Run the tear-down hooks, close the sockets, remove the socket file."""
-        if self._listener is not None:
-            await self._listener.close()
+        """Run the tear-down hooks, close the sockets, remove the socket files."""
+        for listener in self._listeners:
+            await listener.close()
         if self._group is not None:
             await self._group.stop()
         if self._store is not None:
             await self._store.close()
         await self._router.close()
+
+    # -- what may be asked over its sockets --------------------------------------------------
+
+    async def _on_health(self, _: bytes) -> Health:
+        return await self.health()
+
+    async def _on_stats(self, _: bytes) -> Stats:
+        return self.stats()
+
+    async def _on_metrics(self, _: bytes) -> Figures:
+        return Figures(self.metrics())

@@ -40,7 +40,7 @@ class ReplicaWorker:
         )
         host.update(order.table)
         try:
-            address = await host.start(Address(order.address))
+            [address] = await host.start(Address(order.address))
         except Exception as error:  # noqa: BLE001  (whatever user code raises goes to the author)
             cause = error.__cause__ if isinstance(error, AuthorError) else error
             return Started(error=str(error), traceback=user_traceback(cause or error))

@@ -42,7 +42,7 @@ class Router:
 
     Args:
         hello: What replicas are told about this process.
-        secret: Shared secret for TCP addresses.
+        secret: What both sides must prove to know where the address is TCP.
         on_starved: Called with a service's name when a call begins to wait for a replica.
     """
 
@@ -69,7 +69,7 @@ class Router:
             service = self._services.get(name)
             if service is None:
                 service = self._services[name] = _Service(name)
-            for target in service.follow(targets):
+            for target in service.follow(targets, proves=table.proves):
                 service.links[target.replica] = link = _Link(target)
                 link.task = self._tasks.spawn(self._keep(service, link), name=f"link {target}")
             service.changed()
@@ -164,11 +164,12 @@ class Router:
                 return connection
 
     async def _keep(self, service: "_Service", link: "_Link") -> None:
-        """Hold a connection to one replica, for as long as the table has it."""
+        """Hold a connection to one replica, for as long as it is there."""
         attempt = 0
-        while True:
+        address = Address(link.target.address)
+        while not link.doubted:
             try:
-                connection = await connect(Address(link.target.address), self._make)
+                connection = await connect(address, partial(self._make, address))
             except (OSError, WireError) as error:
                 _log.debug("replica not reached", replica=link.target.replica, error=str(error))
                 await asyncio.sleep(_RECONNECT_S[min(attempt, len(_RECONNECT_S) - 1)])
@@ -184,9 +185,11 @@ class Router:
                 if not connection.lost.done():
                     finish = self._tasks.spawn(_finish(connection), name="finish")
                     finish.add_done_callback(partial(_abort, connection))  # also if cut short
+        service.links.pop(link.target.replica, None)
 
-    def _make(self) -> Connection:
-        return Connection(self._hello, client=True, secret=self._secret)
+    def _make(self, address: Address) -> Connection:
+        secret = self._secret if address.unix is None else b""
+        return Connection(self._hello, client=True, secret=secret)
 
 
 async def _finish(connection: Connection) -> None:
@@ -207,10 +210,17 @@ def _expire(waiter: "asyncio.Future[None]") -> None:
 
 
 class _Link:
-    __slots__ = ("connection", "target", "task")
+    """One replica of the table.
+
+    Attributes:
+        doubted: The table does not have it any more, but its connection is there.
+    """
+
+    __slots__ = ("connection", "doubted", "target", "task")
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self.doubted = False
         self.connection: Connection | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -226,13 +236,17 @@ class _Service:
         self.held: deque[asyncio.Future[None]] = deque()
         self._usable: list[Connection] = []
 
-    def follow(self, targets: ServiceTargets) -> list[Target]:
+    def follow(self, targets: ServiceTargets, *, proves: bool = True) -> list[Target]:
         """Drop the links that are not in the table any more; returns the targets that are new."""
         self.state, self.retry_after_s = targets.state, targets.retry_after_s
         wanted = {target.replica: target for target in targets.targets}
-        for replica in self.links.keys() - wanted.keys():
-            if (task := self.links.pop(replica).task) is not None:
-                task.cancel()
+        for replica, link in [*self.links.items()]:
+            link.doubted = replica not in wanted
+            if not link.doubted or (link.connection is not None and not proves):
+                continue
+            del self.links[replica]
+            if link.task is not None:
+                link.task.cancel()
         return [target for replica, target in wanted.items() if replica not in self.links]
 
     def end(self) -> None:

@@ -28,7 +28,15 @@ class ServiceTargets(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A whole routing table; a higher `serial` replaces a lower one."""
+    """A whole routing table.
+
+    Attributes:
+        serial: A higher one replaces a lower.
+        services: All services, by name.
+        proves: What is not in it is gone. Else only the end of its connection says so: Ray Serve's
+            table is empty for a moment now and then.
+    """
 
     serial: int = 0
     services: dict[str, ServiceTargets] = msgspec.field(default_factory=dict[str, ServiceTargets])
+    proves: bool = True

@@ -1,0 +1,187 @@
+"""From an order to Ray Serve's deployments: one per service, one gateway per node, a controller.
+
+Serve starts a deployment's replicas anew when its version changes and only then, so the version is
+a digest of what would make a running replica differ. `version` is no public option of Serve any
+more, but what its own declarative deploys use; `tests/ray/test_contracts.py` watches it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from ray import serve
+from ray.serve import Application, Deployment, RunTarget
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
+
+from servekit.engine.numbers import default_target
+from servekit.engine.ray.gateway import RayGateway
+from servekit.engine.ray.orders import (
+    CONTROLLER,
+    GATEWAY,
+    AppOrder,
+    GatewayOrder,
+    ReplicaOrder,
+    pack,
+)
+from servekit.engine.ray.replica import RayReplica
+from servekit.spec.app import ServiceSpec
+from servekit.spec.policy import Autoscale
+from servekit.version import __version__
+
+SMALL_CPU: Final = 0.01
+"""Cores of a replica that asks for none: next to nothing, but not on nodes that offer none."""
+_GRACE_S = 5.0
+_STARTS = 3
+"""Failures in a row after which a roll has failed."""
+
+
+def deploy(order: AppOrder, controller: type, *, nodes: Sequence[str]) -> None:
+    """Tell Ray Serve what is wanted; returns at once.
+
+    Args:
+        order: The app.
+        controller: What Serve makes its controller of, `RayController`.
+        nodes: Ids of the nodes that are to have a gateway.
+    """
+    app = application(order, controller, nodes=nodes)
+    serve.run_many(
+        [RunTarget(app, name=order.common.app, route_prefix=None)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+
+
+def application(order: AppOrder, controller: type, *, nodes: Sequence[str]) -> Application:
+    """Return an app as Ray Serve takes it."""
+    parts = [_replica(order, spec) for spec in order.current.app.services]
+    parts += [_gateway(order, node, len(nodes)) for node in nodes]
+    return _deployment(
+        controller,
+        order,
+        name=CONTROLLER,
+        version=__version__,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+    ).bind(pack(order), *parts)
+
+
+def services(order: AppOrder) -> dict[str, bool]:
+    """Return all services that have replicas, and whether they may sleep."""
+    found: dict[str, bool] = {}
+    for spec in order.current.app.services:
+        policy = order.replicas(spec)
+        found[spec.name] = isinstance(policy, Autoscale) and policy.min == 0
+    return found
+
+
+def version_of(spec: ServiceSpec) -> str:
+    """Return what changes when running replicas of a service have to be replaced."""
+    kept = msgspec.structs.replace(spec, replicas=1, prefix=None, doc="")
+    return f"{__version__}-{kept.revision}"
+
+
+def gateway_name(node: str) -> str:
+    """Return the name of a node's gateway deployment."""
+    return f"{GATEWAY}{node[:12]}"
+
+
+def _replica(order: AppOrder, spec: ServiceSpec) -> Application:
+    told = ReplicaOrder(
+        common=order.common,
+        spec=spec,
+        code=order.current.code,
+        services=services(order),
+        jobs=order.jobs,
+    )
+    policy = order.replicas(spec)
+    scaling = {"num_replicas": policy} if isinstance(policy, int) else _autoscaling(spec, policy)
+    return _deployment(
+        RayReplica,
+        order,
+        name=spec.name,
+        version=version_of(spec),
+        ray_actor_options=actor_options(spec),
+        max_surge_percent=0 if spec.name in order.crowded else 100,
+        **scaling,
+    ).bind(pack(told))
+
+
+def actor_options(spec: ServiceSpec) -> dict[str, Any]:
+    """Return what a replica asks of Ray."""
+    needs = spec.needs
+    options: dict[str, Any] = {"num_cpus": needs.cpu or SMALL_CPU}
+    if needs.gpu:
+        options["num_gpus"] = needs.gpu
+    if needs.memory:
+        options["memory"] = needs.memory
+    if spec.environment:
+        options["runtime_env"] = {"env_vars": spec.environment}
+    return options
+
+
+def _autoscaling(spec: ServiceSpec, policy: Autoscale) -> dict[str, Any]:
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=policy.min,
+            max_replicas=policy.max,
+            initial_replicas=policy.start,
+            # The scaler has its own patience.
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            metrics_interval_s=0.5,
+            look_back_period_s=2.0,
+            policy=AutoscalingPolicy(
+                policy_function="servekit.engine.ray.policy:Policy",
+                policy_kwargs={
+                    "policy": msgspec.to_builtins(policy),
+                    "target": policy.target_ongoing or default_target(spec),
+                },
+            ),
+        )
+    }
+
+
+def _gateway(order: AppOrder, node: str, workers: int) -> Application:
+    name = gateway_name(node)
+    told = GatewayOrder(
+        common=order.common,
+        name=name,
+        app=order.current.app,
+        front=order.front,
+        services=services(order),
+        workers=workers,
+    )
+    how = hashlib.sha256(pack(order.front)).hexdigest()[:12]
+    return _deployment(
+        RayGateway,
+        order,
+        name=name,
+        version=f"{__version__}-{how}",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0, "label_selector": {"ray.io/node-id": node}},
+        max_surge_percent=100,
+    ).bind(pack(told))
+
+
+def _deployment(
+    cls: type, order: AppOrder, *, name: str, version: str, **options: Any
+) -> Deployment:
+    return serve.deployment(cls).options(
+        name=name,
+        max_ongoing_requests=1000,
+        health_check_period_s=2.0,
+        health_check_timeout_s=5.0,
+        graceful_shutdown_wait_loop_s=0.05,
+        graceful_shutdown_timeout_s=order.common.drain_s + order.front.drain_delay_s + _GRACE_S,
+        max_constructor_retry_count=_STARTS,
+        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        request_router_config=RequestRouterConfig(
+            request_router_class="servekit.engine.ray.hook:Follower",
+            request_router_kwargs={"app": order.common.app, "deployment": name},
+        ),
+        version=version,
+        _internal=True,
+        **options,
+    )

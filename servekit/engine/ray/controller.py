@@ -1,0 +1,357 @@
+"""An app's controller on Ray: what no single replica or gateway can see or decide.
+
+Ray Serve starts, checks, scales and replaces processes. What it doesn't do is here: a gateway on each
+node that comes, none on one that leaves; the new app told to the gateways when all services have it;
+back to what ran before when a roll fails; figures and states of the whole app. No call ever goes
+through this process: while it is away, everything that runs goes on.
+"""
+
+import asyncio
+import time
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatus
+
+from servekit.engine.control import (
+    AppStatus,
+    Figures,
+    Health,
+    Nothing,
+    ProcessStatus,
+    ServiceStatus,
+    Stats,
+    ask,
+    handler,
+)
+from servekit.engine.numbers import bounds, resized
+from servekit.engine.ray import build
+from servekit.engine.ray.discovery import Discovery
+from servekit.engine.ray.orders import CONTROLLER, GATEWAY, AppOrder, Outcome, States, pack
+from servekit.engine.ray.process import Process
+from servekit.engine.router import Router
+from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
+from servekit.observe.log import get_logger
+from servekit.observe.metrics import Aggregate
+from servekit.spec.policy import Autoscale
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+from servekit.wire.sockets import Address, Listener
+
+T = TypeVar("T")
+
+_log = get_logger("servekit.controller")
+
+_TICK_S = 1.0
+_ASK_S = 2.0
+_FAILED = (DeploymentStatus.UNHEALTHY, DeploymentStatus.DEPLOY_FAILED)
+
+
+class RayController(Process):
+    """The controller; Ray calls all of its public methods.
+
+    Args:
+        order: An `AppOrder`, packed: the latest that Serve has taken.
+        *_: Handles of all other deployments, which makes them part of the Serve application.
+    """
+
+    async def __init__(self, order: bytes, *_: Any) -> None:
+        self._order = msgspec.msgpack.decode(order, type=AppOrder)
+        super().__init__(self._order.common, CONTROLLER, "controller")
+        self._lock = asyncio.Lock()
+        self._outcome = Outcome()
+        self._nodes: tuple[str, ...] = ()
+        self._told: dict[str, str] = {}
+        self._states = States({})
+        self._told_states: set[str] = set()
+        self._stats: dict[str, tuple[Stats, Health]] = {}
+        self._aggregate = Aggregate()
+        self._seen: ApplicationStatusOverview | None = None
+        await self.on_loop(self._start())
+
+    async def _start(self) -> None:
+        secret = self.common.secret
+        hello = Hello(service=CONTROLLER, replica=self.id)
+        verbs = handler({"metrics": self._on_metrics, "status": self._on_status})
+        self._router = Router(hello, secret=secret)
+        self._discovery = Discovery(self.common.app, self._router.update)
+
+        def accept(at: Address) -> Connection:
+            return Connection(
+                hello, client=False, handler=verbs, secret=secret if at.unix is None else b""
+            )
+
+        self._listeners = [Listener(at, partial(accept, at)) for at in self.places()]
+        await asyncio.gather(*(one.open() for one in self._listeners))
+        self._nodes = await asyncio.to_thread(nodes, self._order.front.labels)
+        self._follow()
+        self.tasks.spawn(self._tick(), name="tick")
+
+    # -- what operators ask, through a Serve handle ------------------------------------------
+
+    async def apply(self, order: bytes) -> None:
+        """Go over to another order; `outcome` tells what became of it."""
+        await self.on_loop(self._apply(msgspec.msgpack.decode(order, type=AppOrder)))
+
+    async def order(self) -> bytes:
+        """Return the order that holds, packed."""
+        return pack(self._order)
+
+    async def outcome(self, serial: int) -> bytes:
+        """Return the `Outcome` of an order, packed."""
+        done = self._outcome if serial == self._order.serial or self._outcome.error else Outcome()
+        return pack(done)
+
+    async def status(self) -> bytes:
+        """Return the `AppStatus`, packed."""
+        return pack(await self.on_loop(self._status()))
+
+    async def scale(self, numbers: bytes) -> bytes:
+        """Have other numbers of replicas (`Scale`, packed); returns the `AppStatus`, packed.
+
+        Raises:
+            BadRequest: A service does not exist, or takes no such number.
+        """
+        wanted = msgspec.msgpack.decode(numbers, type=dict[str, int | tuple[int, int]])
+        await self.on_loop(self._scale(wanted))
+        return await self.status()
+
+    async def _scale(self, wanted: dict[str, int | tuple[int, int]]) -> None:
+        order = self._order
+        specs = {spec.name: spec for spec in order.current.app.services}
+        numbers: dict[str, int | Autoscale] = dict(order.numbers)
+        try:
+            for name, number in wanted.items():
+                if name not in specs:
+                    hint = suggest(name, [*specs])
+                    raise NotFound(f"no service {name!r} runs here.{hint}", started=False)
+                numbers[name] = resized(order.replicas(specs[name]), number, name=name)
+        except AuthorError as error:
+            raise BadRequest(str(error), started=False) from error
+        await self._apply(msgspec.structs.replace(order, numbers=numbers, serial=order.serial + 1))
+
+    async def _apply(self, order: AppOrder) -> None:
+        async with self._lock:
+            await self._deploy(order)
+            self._order, self._outcome = order, Outcome()
+            self._follow()
+
+    async def _deploy(self, order: AppOrder) -> None:
+        await asyncio.to_thread(build.deploy, order, type(self), nodes=self._nodes)
+
+    # -- watching ----------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        gateways = {build.gateway_name(node): False for node in self._nodes}
+        self._discovery.follow(build.services(self._order) | gateways)
+
+    async def _tick(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001  (Ray may be busy, or on its way back)
+                _log.warning("could not look after the app", why=repr(error))
+            await asyncio.sleep(_TICK_S)
+
+    async def _look(self) -> None:
+        async with self._lock:
+            found = await asyncio.to_thread(nodes, self._order.front.labels)
+            if found != self._nodes:
+                _log.info("nodes changed", gateways=len(found))
+                self._nodes = found
+                await self._deploy(self._order)
+                self._follow()
+            self._seen = (await asyncio.to_thread(serve.status)).applications.get(self.common.app)
+            if not self._outcome.done and self._seen is not None:
+                await self._settle(self._seen)
+        await asyncio.gather(*(self._count(*item) for item in self._processes().items()))
+        await self._tell_states()
+
+    async def _settle(self, seen: ApplicationStatusOverview) -> None:
+        """See whether the order is carried out: if so gateways get its app, if not the old holds."""
+        if seen.status is ApplicationStatus.RUNNING:
+            if all([await self._tell_app(one) for one in self._processes(GATEWAY)]):
+                self._outcome = Outcome(done=True)
+        elif seen.status is ApplicationStatus.DEPLOY_FAILED:
+            why = failure(seen)
+            _log.error("the new revision does not start", why=why)
+            order, before = self._order, self._order.previous
+            if before is not None:
+                self._order = msgspec.structs.replace(order, current=before, previous=None)
+                await self._deploy(self._order)
+                self._follow()
+            self._outcome = Outcome(done=True, error=why)
+
+    async def _tell_app(self, gateway: str) -> bool:
+        """Have a gateway answer for the app as it is now; returns whether it does."""
+        app = self._order.current.app
+        if self._told.get(gateway) != app.revision:
+            answer = await self._ask(gateway, "app", app, Nothing)
+            if answer is None:
+                return False
+            self._told[gateway] = app.revision
+        return True
+
+    async def _count(self, process: str, connection: Connection) -> None:
+        stats = await self._ask(process, "stats", None, Stats)
+        health = Health()
+        if not process.startswith(GATEWAY):
+            health = await self._ask(process, "health", None, Health) or Health("does not answer")
+        if connection.lost.done() or stats is None:
+            return
+        self._stats[process] = stats, health
+
+    async def _tell_states(self) -> None:
+        alive = self._processes()
+        for gone in self._stats.keys() - alive.keys():
+            del self._stats[gone]
+            self._told.pop(gone, None)
+            self._aggregate.retire(gone)
+        deployments = {} if self._seen is None else self._seen.deployments
+        states = States(
+            build.services(self._order),
+            down=tuple(
+                name
+                for name, one in deployments.items()
+                if one.status in _FAILED and not one.replica_states.get("RUNNING")  # type: ignore[call-overload]
+            ),
+            unready=tuple(id_ for id_, (_, health) in self._stats.items() if health.ready),
+        )
+        new = alive.keys() - self._told_states
+        told = alive if states != self._states else new
+        self._states, self._told_states = states, set(alive)
+        await asyncio.gather(*(self._ask(one, "states", states, Nothing) for one in told))
+
+    def _processes(self, prefix: str = "") -> dict[str, Connection]:
+        """Return the connected replicas and gateways, by id."""
+        connections = self._router.connections()
+        return {id_: one for id_, one in connections.items() if id_.startswith(prefix)}
+
+    async def _ask(
+        self, process: str, verb: str, body: msgspec.Struct | None, answer: type[T]
+    ) -> T | None:
+        connection = self._router.connections().get(process)
+        if connection is None:
+            return None
+        try:
+            return await ask(connection, verb, body, answer=answer, timeout_s=_ASK_S)
+        except CallError:
+            return None
+
+    # -- what gateways ask -------------------------------------------------------------------
+
+    async def _on_metrics(self, _: bytes) -> Figures:
+        processes = [*self._processes()]
+        found = await asyncio.gather(
+            *(self._ask(process, "metrics", None, Figures) for process in processes)
+        )
+        for process, figures in zip(processes, found, strict=True):
+            if figures is not None:
+                self._aggregate.put(process, figures.snapshot)
+        return Figures(self._aggregate.snapshot())
+
+    async def _on_status(self, _: bytes) -> AppStatus:
+        return await self._status()
+
+    async def _status(self) -> AppStatus:
+        order, seen = self._order, self._seen
+        alive = self._processes()
+        scheme = order.front.edge.scheme
+        return AppStatus(
+            target=order.target,
+            url=f"{scheme}://{order.front.host}:{order.front.port}",
+            pid=0,
+            revision=order.current.app.revision,
+            uptime_s=time.time() - order.started_at,
+            gateways=[self._process(id_) for id_ in alive if id_.startswith(GATEWAY)],
+            services=[
+                ServiceStatus(
+                    name=spec.name,
+                    version=spec.version,
+                    state=self._state(spec.name, alive),
+                    bounds=bounds(order.replicas(spec)),
+                    desired=_desired(order.replicas(spec), seen, spec.name),
+                    restarts=0,
+                    replicas=[
+                        self._process(id_) for id_ in alive if id_.rpartition("-")[0] == spec.name
+                    ],
+                )
+                for spec in order.current.app.services
+            ],
+        )
+
+    def _state(self, service: str, alive: dict[str, Connection]) -> str:
+        if any(id_.rpartition("-")[0] == service for id_ in alive):
+            return "up"
+        if service in self._states.down:
+            return "down"
+        return "asleep" if self._states.services.get(service) else "starting"
+
+    def _process(self, id_: str) -> ProcessStatus:
+        stats, health = self._stats.get(id_, (Stats(), Health()))
+        trouble = health.live or health.ready
+        return ProcessStatus(
+            id=id_,
+            pid=0,
+            state="unready" if trouble else "ready",
+            ongoing=stats.ongoing,
+            finished=stats.finished,
+            rss=stats.rss,
+            trouble=trouble,
+        )
+
+    # -- Ray Serve's hooks -------------------------------------------------------------------
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Say where gateways reach this process."""
+        return self.metadata(listener.address for listener in self._listeners)
+
+    async def check_health(self) -> None:
+        """Answer as long as the loop does."""
+        await self.on_loop(asyncio.sleep(0))
+
+    async def __del__(self) -> None:
+        """End."""
+        await self.on_loop(self._stop())
+
+    async def _stop(self) -> None:
+        await self.tasks.close()
+        self._discovery.close()
+        await self._router.close()
+        for listener in self._listeners:
+            await listener.close()
+
+
+def nodes(labels: dict[str, str]) -> tuple[str, ...]:
+    """Return the ids of the nodes that are to have a gateway: those that stay and have these labels."""
+    leaving = ray._private.state.state.get_draining_nodes()  # noqa: SLF001
+    return tuple(
+        sorted(
+            node["NodeID"]
+            for node in ray.nodes()
+            if node["Alive"]
+            and node["NodeID"] not in leaving
+            and labels.items() <= node["Labels"].items()
+        )
+    )
+
+
+def failure(seen: ApplicationStatusOverview) -> str:
+    """Return why an app does not start, with the author's traceback where there is one."""
+    reasons = [
+        f"{name}: {one.message}"
+        for name, one in seen.deployments.items()
+        if one.status in _FAILED and one.message
+    ]
+    return "\n".join(reasons) or seen.message
+
+
+def _desired(policy: int | Autoscale, seen: ApplicationStatusOverview | None, service: str) -> int:
+    if isinstance(policy, int):
+        return policy
+    found = None if seen is None else seen.deployments.get(service)
+    states = {} if found is None else found.replica_states
+    return sum(number for state, number in states.items() if state != "STOPPING")

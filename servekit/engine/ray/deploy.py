@@ -1,0 +1,276 @@
+"""What an operator does with an app on Ray, from outside the cluster: deploy, look, scale, end.
+
+Only the first order of an app goes to Ray Serve from here. Later ones go through the app's
+controller, so there is one that writes.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from servekit.engine.control import AppStatus
+from servekit.engine.description import Described
+from servekit.engine.numbers import initial
+from servekit.engine.ray import build, cluster
+from servekit.engine.ray.code import archive
+from servekit.engine.ray.controller import RayController, failure, nodes
+from servekit.engine.ray.orders import (
+    CONTROLLER,
+    AppOrder,
+    Common,
+    Front,
+    Outcome,
+    Revision,
+    pack,
+)
+from servekit.errors import CallError, ConfigError, NotFound, ServekitError, SetupError, suggest
+from servekit.gateway.credentials import Credentials
+from servekit.gateway.edge import Edge
+from servekit.settings import Settings
+
+_ASK_S = 20.0
+_POLL_S = 0.2
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an order will change, by names of services.
+
+    Attributes:
+        crowded: Of those that restart, those whose old replicas leave before new ones start.
+    """
+
+    starts: tuple[str, ...] = ()
+    restarts: tuple[str, ...] = ()
+    crowded: tuple[str, ...] = ()
+    resizes: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+
+
+def revision(described: Described) -> Revision:
+    """Return an app as it is sent to a cluster."""
+    assert described.app is not None
+    folders = (*described.search_path, str(Path.cwd()))
+    return Revision(app=described.app, code=archive(described.sources, folders))
+
+
+def order_of(target: str, current: Revision, settings: Settings, *, name: str = "") -> AppOrder:
+    """Return the order to run an app, as if there were nothing of it yet.
+
+    Raises:
+        ConfigError: A setting can't be used on a cluster.
+    """
+    if not settings.port:
+        raise ConfigError("port 0: gateways of several nodes need one port; choose it with --port")
+    return AppOrder(
+        common=Common(
+            app=name or current.app.root,
+            secret=secrets.token_bytes(32),
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+            runtime_dir=str(settings.runtime_dir),
+            drain_s=settings.drain_s,
+        ),
+        target=target,
+        current=current,
+        front=Front(
+            host=settings.host,
+            port=settings.port,
+            edge=Edge.of(settings),
+            credentials=Credentials.of(settings),
+            drain_delay_s=settings.drain_delay_s,
+            settings=settings.shown(),
+        ),
+        started_at=time.time(),
+    )
+
+
+class Deployment:
+    """One app on the cluster that this process has joined.
+
+    Args:
+        name: Of its Serve application.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def order(self) -> AppOrder | None:
+        """Return the order that holds; None if the app does not run.
+
+        Raises:
+            CallError: Its controller does not answer.
+        """
+        seen = serve.status().applications.get(self.name)
+        if seen is None or seen.status is ApplicationStatus.DELETING:
+            return None
+        return msgspec.msgpack.decode(self._ask("order"), type=AppOrder)
+
+    def status(self) -> AppStatus:
+        """Return how the app is.
+
+        Raises:
+            NotFound: There is none of that name.
+            CallError: Its controller does not answer.
+        """
+        self._exists()
+        return msgspec.msgpack.decode(self._ask("status"), type=AppStatus)
+
+    # -- what may be done --------------------------------------------------------------------
+
+    def next(self, wanted: AppOrder, before: AppOrder | None) -> tuple[AppOrder, Plan]:
+        """Return the order to go from one to another, and what it will change.
+
+        Raises:
+            ResourceError: The cluster could not hold it.
+        """
+        there = cluster.inventory()
+        specs = wanted.current.app.services
+        cluster.check([(spec, initial(spec.replicas)) for spec in specs], there)
+        if before is None:
+            return wanted, Plan(starts=tuple(spec.name for spec in specs))
+        old = {spec.name: spec for spec in before.current.app.services}
+        restarts = [
+            spec
+            for spec in specs
+            if spec.name in old and build.version_of(spec) != build.version_of(old[spec.name])
+        ]
+        crowded = tuple(
+            spec.name
+            for spec in restarts
+            if not cluster.has_room([(spec, initial(before.replicas(old[spec.name])))])
+        )
+        changed = {spec.name for spec in restarts}
+        order = msgspec.structs.replace(
+            wanted,
+            common=msgspec.structs.replace(wanted.common, secret=before.common.secret),
+            serial=before.serial + 1,
+            previous=before.current,
+            crowded=crowded,
+            # What an operator said holds until the code of the service changes.
+            numbers={
+                name: number
+                for name, number in before.numbers.items()
+                if name not in changed and name in {spec.name for spec in specs}
+            },
+            started_at=before.started_at,
+        )
+        kept = [spec for spec in specs if spec.name in old and spec.name not in changed]
+        resizes = {s.name for s in kept if order.replicas(s) != before.replicas(old[s.name])}
+        return order, Plan(
+            starts=tuple(spec.name for spec in specs if spec.name not in old),
+            restarts=tuple(spec.name for spec in restarts),
+            crowded=crowded,
+            resizes=tuple(sorted(resizes)),
+            stays=tuple(spec.name for spec in kept if spec.name not in resizes),
+            ends=tuple(old.keys() - {spec.name for spec in specs}),
+        )
+
+    def apply(self, order: AppOrder, *, timeout_s: float) -> Iterator[AppStatus | None]:
+        """Carry out an order; yields how the app is meanwhile, and ends when all is well.
+
+        Raises:
+            SetupError: A replica does not start; what ran before goes on, and of a first order
+                nothing is left.
+        """
+        first = not order.serial
+        if first:
+            build.deploy(order, RayController, nodes=nodes(order.front.labels))
+        else:
+            self._ask("apply", pack(order))
+        until = time.monotonic() + timeout_s
+        try:
+            while True:
+                time.sleep(_POLL_S)
+                outcome = self._outcome(order)
+                if outcome.error:
+                    raise SetupError(f"{self.name} does not start: {outcome.error}")
+                if outcome.done:
+                    return
+                if time.monotonic() > until:
+                    raise SetupError(f"{self.name} is not ready after {timeout_s:g} s")
+                yield None
+        except BaseException:
+            if first:
+                self.delete()
+            raise
+
+    def _outcome(self, order: AppOrder) -> Outcome:
+        seen = serve.status().applications.get(self.name)
+        if seen is None:
+            return Outcome()
+        controller = seen.deployments.get(CONTROLLER)
+        if controller is not None and controller.replica_states.get("RUNNING"):  # type: ignore[call-overload]
+            try:
+                return msgspec.msgpack.decode(self._ask("outcome", order.serial), type=Outcome)
+            except CallError:
+                return Outcome()  # it is being replaced
+        if seen.status is ApplicationStatus.DEPLOY_FAILED:
+            return Outcome(done=True, error=failure(seen))
+        return Outcome()
+
+    def rollback(self, *, timeout_s: float) -> Iterator[AppStatus | None]:
+        """Go back to what ran before the last order.
+
+        Raises:
+            ConfigError: There was nothing before.
+        """
+        self._exists()
+        before = self.order()
+        assert before is not None
+        if before.previous is None:
+            raise ConfigError(
+                f"{self.name} has had one revision only; there is nothing to go back to"
+            )
+        order, _ = self.next(msgspec.structs.replace(before, current=before.previous), before)
+        yield from self.apply(order, timeout_s=timeout_s)
+
+    def scale(self, numbers: dict[str, int | tuple[int, int]]) -> AppStatus:
+        """Have other numbers of replicas, each until its service's code changes.
+
+        Raises:
+            BadRequest: A service does not exist, or takes no such number.
+            ResourceError: The cluster could not hold them.
+        """
+        self._exists()
+        answer = self._ask("scale", msgspec.msgpack.encode(numbers))
+        return msgspec.msgpack.decode(answer, type=AppStatus)
+
+    def delete(self) -> None:
+        """End the app: gateways and replicas finish what they have on board."""
+        serve.delete(self.name)
+
+    def _exists(self) -> None:
+        apps = [*serve.status().applications]
+        if self.name not in apps:
+            raise NotFound(
+                f"no app {self.name!r} runs on this cluster.{suggest(self.name, apps)}",
+                started=False,
+            )
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """Call a method of the app's controller.
+
+        Raises:
+            CallError: As it raised, or it does not answer.
+        """
+        handle = serve.get_deployment_handle(CONTROLLER, self.name)
+        try:
+            return getattr(handle, method).remote(*args).result(timeout_s=_ASK_S)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, ServekitError):
+                raise cause from None
+            raise CallError(f"the controller of {self.name} raised: {cause!r}") from error
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise CallError(f"the controller of {self.name} does not answer: {error}") from error

@@ -1,0 +1,154 @@
+"""A gateway on Ray: `GatewayHost` in an actor of its own on each node.
+
+All gateways of a machine share the port (`SO_REUSEPORT`), so a new one is there before an old one
+leaves. What they need to know of the whole app they ask its controller, over the wire.
+"""
+
+import asyncio
+from functools import partial
+
+import msgspec
+
+from servekit.engine.control import (
+    AppStatus,
+    Figures,
+    Nothing,
+    StartGateway,
+    Stats,
+    ask,
+    handler,
+)
+from servekit.engine.front import bind
+from servekit.engine.gateway_host import GatewayHost
+from servekit.engine.ray.discovery import Discovery
+from servekit.engine.ray.orders import CONTROLLER, GatewayOrder, States
+from servekit.engine.ray.process import Process
+from servekit.engine.router import Router
+from servekit.engine.table import Table
+from servekit.errors import Unavailable
+from servekit.observe.metrics import Snapshot
+from servekit.spec.app import AppSpec
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+from servekit.wire.sockets import Address, Listener
+
+_ASK_S = 3.0
+
+
+class RayGateway(Process):
+    """One gateway; Ray calls all of its public methods.
+
+    Args:
+        order: A `GatewayOrder`, packed.
+    """
+
+    async def __init__(self, order: bytes) -> None:
+        self._order = msgspec.msgpack.decode(order, type=GatewayOrder)
+        super().__init__(self._order.common, self._order.name, "gateway")
+        await self.on_loop(self._start())
+
+    async def _start(self) -> None:
+        order, front = self._order, self._order.front
+        listener = bind(front.host, front.port, shared=True)
+        self._hello = Hello(service=order.name, replica=self.id)
+        self._control = Router(self._hello, secret=order.common.secret)
+        self._host = GatewayHost(
+            StartGateway(
+                name=self.id,
+                app=order.app,
+                listener=listener.fileno(),
+                folder=str(self.folder),
+                table=Table(),
+                edge=front.edge,
+                drain_s=order.common.drain_s,
+                workers=order.workers,
+                credentials=front.credentials,
+                settings=front.settings,
+            ),
+            self,
+            secret=order.common.secret,
+        )
+        self._discovery = Discovery(order.common.app, self._update)
+        self._discovery.follow({CONTROLLER: False} | order.services)
+        self._verbs = handler(
+            {
+                "app": self._on_app,
+                "states": self._on_states,
+                "stats": self._on_stats,
+                "metrics": self._on_metrics,
+            }
+        )
+        self._listeners = [Listener(at, partial(self._accept, at)) for at in self.places()]
+        await asyncio.gather(*(one.open() for one in self._listeners))
+        self._host.start(listener)
+
+    def _accept(self, place: Address) -> Connection:
+        secret = self._order.common.secret if place.unix is None else b""
+        return Connection(self._hello, client=False, handler=self._verbs, secret=secret)
+
+    def _update(self, table: Table) -> None:
+        services = dict(table.services)
+        own = {CONTROLLER: services.pop(CONTROLLER)} if CONTROLLER in services else {}
+        self._host.update(msgspec.structs.replace(table, services=services))
+        self._control.update(msgspec.structs.replace(table, services=own))
+
+    # -- for the gateway ---------------------------------------------------------------------
+
+    def wake(self, service: str) -> None:
+        """Have Ray start a replica of a service that sleeps."""
+        self._discovery.wake(service)
+
+    async def metrics(self) -> Snapshot:
+        """Ask the controller for the figures of the whole app."""
+        return (await ask(self._controller(), "metrics", answer=Figures, timeout_s=_ASK_S)).snapshot
+
+    async def status(self) -> AppStatus:
+        """Ask the controller how the app is."""
+        return await ask(self._controller(), "status", answer=AppStatus, timeout_s=_ASK_S)
+
+    def _controller(self) -> Connection:
+        for connection in self._control.connections().values():
+            return connection
+        raise Unavailable("the app's controller is not there now", started=False)
+
+    # -- for the controller ------------------------------------------------------------------
+
+    async def _on_app(self, body: bytes) -> Nothing:
+        self._host.serve(msgspec.msgpack.decode(body, type=AppSpec))
+        return Nothing()
+
+    async def _on_states(self, body: bytes) -> Nothing:
+        states = msgspec.msgpack.decode(body, type=States)
+        services = {CONTROLLER: False} | states.services
+        self._discovery.take(msgspec.structs.replace(states, services=services))
+        return Nothing()
+
+    async def _on_stats(self, _: bytes) -> Stats:
+        return self._host.stats()
+
+    async def _on_metrics(self, _: bytes) -> Figures:
+        return Figures(self._host.metrics())
+
+    # -- Ray Serve's hooks -------------------------------------------------------------------
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Say where the controller reaches this gateway."""
+        return self.metadata(listener.address for listener in self._listeners)
+
+    async def check_health(self) -> None:
+        """Answer as long as the loop that serves does."""
+        await self.on_loop(asyncio.sleep(0))
+
+    async def __del__(self) -> None:
+        """Say that it leaves, finish the requests on board, then end; Ray Serve waits for it."""
+        await self.on_loop(self._stop())
+
+    async def _stop(self) -> None:
+        self._host.leave()
+        await asyncio.sleep(self._order.front.drain_delay_s)
+        await self._host.drain()
+        await self._host.stop()
+        self._discovery.close()
+        await self._control.close()
+        for listener in self._listeners:
+            await listener.close()

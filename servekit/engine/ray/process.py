@@ -1,0 +1,84 @@
+"""What every process of an app on Ray has in common: a loop of its own, a wire, and the others.
+
+Ray Serve makes one object per replica and calls it on its own event loop. Ours only passes on: what
+serves runs on a uvloop in a thread of its own, so neither can make the other wait.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+import uvloop
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from servekit.core.aio import Tasks
+from servekit.engine.ray.orders import Common
+from servekit.observe import log
+from servekit.wire.sockets import Address
+
+T = TypeVar("T")
+
+
+class Process:
+    """One replica of a Serve deployment.
+
+    Args:
+        common: What all processes of the app are told.
+        deployment: Name of its deployment.
+        role: What its log lines say that it is.
+
+    Attributes:
+        id: Unique in the app.
+        folder: Private to this user and node; all processes of apps on this node share it.
+    """
+
+    def __init__(self, common: Common, deployment: str, role: str) -> None:
+        log.configure(common.log_format, common.log_level, role)
+        unique = serve.get_replica_context().replica_id.unique_id
+        node = ray.get_runtime_context().get_node_id()
+        self.id = f"{deployment}-{unique}"
+        self.common = common
+        self.folder = Path(common.runtime_dir) / f"servekit-{os.getuid()}-{node[:12]}"
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.tasks = Tasks()
+        self._loop = uvloop.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="servekit", daemon=True).start()
+
+    async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop that serves."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def places(self) -> tuple[Address, Address]:
+        """Return where to listen: a unix socket, and any port of the node's own address."""
+        _sweep(self.folder.glob("*.sock"))
+        unix = self.folder / f"{self.id.rpartition('-')[2]}.sock"
+        return Address(f"unix:{unix}"), Address(f"tcp:{ray.util.get_node_ip_address()}:0")
+
+    def metadata(self, addresses: Iterable[Address], version: str = "") -> dict[str, str]:
+        """Return what others are told of this process."""
+        unix, tcp = addresses
+        return {"replica": self.id, "unix": unix.text, "tcp": tcp.text, "version": version}
+
+
+def handle(deployment: str, app: str) -> DeploymentHandle[Any]:
+    """Return a handle that follows its deployment from now on."""
+    # `options` is what makes it begin, before there is a first request.
+    return serve.get_deployment_handle(deployment, app, _check_exists=False).options()
+
+
+def _sweep(paths: Iterable[Path]) -> None:
+    """Remove the sockets of processes that were killed."""
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
