@@ -150,6 +150,9 @@ class Settings:
     Attributes:
         log_level: Least level that is logged.
         log_format: Lines for people, or one JSON object a line.
+        engine: What runs an app: `local` starts processes on this machine, `ray` replicas on Ray.
+        ray_address: A Ray cluster to join: `auto`, `host:port` or `ray://host:port`; None starts one
+            on this machine.
         host: Address that the gateway listens on.
         port: Its port; 0 takes a free one.
         gateway_workers: Gateway processes that share that port.
@@ -188,6 +191,8 @@ class Settings:
 
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error", "critical"))
     log_format: LogFormat = _setting("console", _choice("console", "json"))  # noqa: RUF009
+    engine: Literal["local", "ray"] = _setting("local", _choice("local", "ray"))
+    ray_address: str | None = _setting(None, _text)
     host: str = _setting("127.0.0.1", _text)
     port: int = _setting(3000, _whole(0, 65535))
     gateway_workers: int = _setting(1, _whole(1, 64))

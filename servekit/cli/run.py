@@ -12,8 +12,8 @@ from servekit.cli.console import Line, Spinner, is_terminal, rows, write
 from servekit.settings import Settings
 
 if TYPE_CHECKING:
+    from servekit.engine.base import Engine
     from servekit.engine.control import ServiceStatus
-    from servekit.engine.supervisor import Supervisor
     from servekit.spec.app import AppSpec
 
 Target = Annotated[
@@ -27,6 +27,16 @@ LogFormat = Annotated[
 ]
 LogLevel = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical.")
+]
+EngineName = Annotated[
+    str | None,
+    typer.Option(metavar="local|ray", help="Processes of this machine, or actors on Ray."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|HOST:PORT|ray://…", help="A Ray cluster to join; else one is started here."
+    ),
 ]
 GatewayWorkers = Annotated[
     int | None,
@@ -54,6 +64,8 @@ def serve(
     *,
     host: Host = None,
     port: Port = None,
+    engine: EngineName = None,
+    ray_address: RayAddress = None,
     gateway_workers: GatewayWorkers = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
@@ -70,6 +82,8 @@ def serve(
     settings = Settings.load(
         host=host,
         port=port,
+        engine=engine,
+        ray_address=ray_address,
         gateway_workers=gateway_workers,
         log_format=log_format,
         log_level=log_level,
@@ -86,6 +100,8 @@ def dev(
     *,
     host: Host = None,
     port: Port = None,
+    engine: EngineName = None,
+    ray_address: RayAddress = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     drain_s: DrainS = None,
@@ -101,6 +117,8 @@ def dev(
         Settings.load(
             host=host,
             port=port,
+            engine=engine,
+            ray_address=ray_address,
             log_format=log_format,
             log_level=log_level,
             drain_s=drain_s,
@@ -114,7 +132,7 @@ def dev(
 def _run(target: str, settings: Settings, *, dev: bool) -> None:
     import uvloop  # noqa: PLC0415
 
-    from servekit.engine.local import serve  # noqa: PLC0415
+    from servekit.engine.serve import serve  # noqa: PLC0415
 
     show = _Show(target, settings, dev=dev)
 
@@ -149,7 +167,7 @@ class _Show:
         self._began = now()
         self._ready_after_s: dict[str, float] = {}
         self._spinner: Spinner | None = None
-        self._supervisor: Supervisor | None = None
+        self._engine: Engine | None = None
         self._was_ready = False
 
     def loading(self) -> None:
@@ -161,15 +179,15 @@ class _Show:
             logging.getLogger("servekit.supervisor").addFilter(self._is_news)
             self._spinner = Spinner(self._lines)
 
-    def starting(self, supervisor: "Supervisor") -> None:
-        self._supervisor = supervisor
+    def starting(self, engine: "Engine") -> None:
+        self._engine = engine
         self._began = self._now()
 
-    def ready(self, supervisor: "Supervisor") -> None:
+    def ready(self, engine: "Engine") -> None:
         lines = self._lines("")
         self.close()
         self._was_ready = True
-        banner = _banner(supervisor.url, supervisor.app, self._settings, dev=self._dev)
+        banner = _banner(engine.url, engine.app, self._settings, dev=self._dev)
         if is_terminal():
             write(*lines, [], *banner, [])
         else:
@@ -198,12 +216,10 @@ class _Show:
         return record.levelno > logging.INFO
 
     def _lines(self, mark: str) -> list[Line]:
-        if self._supervisor is None:
+        if self._engine is None:
             return [[(f"{mark}  ", "cyan"), (self._target, "bold"), ("  loading", "dim")]]
         elapsed = self._now() - self._began
-        table = [
-            self._row(service, mark, elapsed) for service in self._supervisor.status().services
-        ]
+        table = [self._row(service, mark, elapsed) for service in self._engine.status().services]
         return list(rows(table))
 
     def _row(self, service: "ServiceStatus", mark: str, elapsed: float) -> Line:

@@ -5,6 +5,7 @@ Each child shares one socket pair with the supervisor. A verb is an endpoint of 
 the other side is gone.
 """
 
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -101,6 +102,7 @@ class Stats(msgspec.Struct, frozen=True):
         capacity_per_s: What its batchers can serve in time.
         waiting: Calls that wait for a replica, by service.
         rss: Resident memory in bytes.
+        pid: Of its process.
     """
 
     ongoing: int = 0
@@ -108,6 +110,7 @@ class Stats(msgspec.Struct, frozen=True):
     capacity_per_s: float | None = None
     waiting: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     rss: int = 0
+    pid: int = msgspec.field(default_factory=os.getpid)
 
 
 class Health(msgspec.Struct, frozen=True):

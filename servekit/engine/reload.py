@@ -4,8 +4,8 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
+from servekit.engine.base import Engine
 from servekit.engine.description import Described, describe_elsewhere
-from servekit.engine.supervisor import Supervisor
 from servekit.errors import AuthorError, ResourceError, SetupError
 from servekit.observe.log import get_logger
 
@@ -14,14 +14,12 @@ _log = get_logger("servekit.reload")
 _SETTLE_MS = 200
 
 
-async def follow(
-    target: str, supervisor: Supervisor, described: Described, *, described_at: float
-) -> None:
-    """Watch the app's sources and roll the supervisor to what they say; runs until cancelled.
+async def follow(target: str, engine: Engine, described: Described, *, described_at: float) -> None:
+    """Watch the app's sources and roll the engine to what they say; runs until cancelled.
 
     Args:
         target: What is served.
-        supervisor: Runs it.
+        engine: Runs it.
         described: What it runs.
         described_at: Time of day (`time.time`) before that was read from the sources.
     """
@@ -29,16 +27,16 @@ async def follow(
     while True:
         async for _ in _saved(sources, since=described_at):
             described_at = time.time()
-            found = await _roll(target, supervisor)
+            found = await _roll(target, engine)
             if found is not None and found.sources != sources:
                 sources = found.sources
                 break  # other files to watch
 
 
-async def _roll(target: str, supervisor: Supervisor) -> Described | None:
+async def _roll(target: str, engine: Engine) -> Described | None:
     try:
         described = await describe_elsewhere(target)
-        changed = await supervisor.roll(described)
+        changed = await engine.roll(described)
     except ResourceError as error:
         _log.error(
             "reload failed, the old code goes on",

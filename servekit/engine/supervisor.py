@@ -8,28 +8,24 @@ everything in order: first the gateways finish their requests, then the replicas
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
 from servekit.core.aio import Tasks, together
 from servekit.core.call import now
+from servekit.engine.admin import Admin
 from servekit.engine.backlog import Backlog
 from servekit.engine.budget import Budget
 from servekit.engine.control import (
     AppStatus,
     Figures,
     Nothing,
-    Scale,
     StartGateway,
     StartReplica,
     Verb,
     Wake,
-    handler,
 )
 from servekit.engine.description import Described
 from servekit.engine.front import Front, bind
@@ -38,7 +34,7 @@ from servekit.engine.numbers import bounded, initial, resized
 from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
-from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
+from servekit.errors import CallError, NotFound, suggest
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.edge import Edge
 from servekit.observe.families import Families
@@ -47,9 +43,6 @@ from servekit.observe.metrics import Aggregate, Metrics
 from servekit.settings import Settings
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.spec.policy import Autoscale
-from servekit.wire.connection import Connection
-from servekit.wire.frames import Hello
-from servekit.wire.sockets import Address, Listener
 
 _log = get_logger("servekit.supervisor")
 
@@ -109,15 +102,8 @@ class Supervisor:
             on_start=self._publish,  # what has changed while it started
             on_end=self._aggregate.retire,
         )
-        self._folder = Path(tempfile.mkdtemp(prefix="servekit-", dir=settings.runtime_dir))
-        self._admin = Listener(
-            Address(f"unix:{self._folder}/admin.sock"),
-            lambda: Connection(
-                Hello(replica="supervisor"),
-                client=False,
-                handler=handler({"status": self._on_status, "scale": self._on_scale}),
-            ),
-        )
+        self._admin = Admin(self, settings.runtime_dir)
+        self._folder = self._admin.folder
         self.app: AppSpec = described.app
         self.url = self._front.url
 
@@ -217,7 +203,7 @@ class Supervisor:
         )
         return msgspec.structs.replace(app, services=tuple(services))
 
-    def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
+    async def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
         """Have other numbers of replicas, each until its service's code changes.
 
         Args:
@@ -265,10 +251,9 @@ class Supervisor:
         await self._front.drain(self._settings.drain_s)
         left_s = max(0.0, cut_at - now())
         await asyncio.gather(*(pool.close(left_s) for pool in self._pools.values()))
-        await self._admin.close()
         await self._backlog.close()
         await self._tasks.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        await self._admin.close()
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -415,13 +400,6 @@ class Supervisor:
         return Figures(self._aggregate.snapshot())
 
     async def _on_status(self, _: bytes) -> AppStatus:
-        return self.status()
-
-    async def _on_scale(self, body: bytes) -> AppStatus:
-        try:
-            self.scale(msgspec.msgpack.decode(body, type=Scale).services)
-        except AuthorError as error:
-            raise BadRequest(str(error), started=False) from error
         return self.status()
 
     def status(self) -> AppStatus:

@@ -161,7 +161,7 @@ class Search:
 
 SERVE = """
 import sys, uvloop
-from servekit.engine.local import serve
+from servekit.engine.serve import serve
 from servekit.settings import Settings
 
 def ready(supervisor):

@@ -7,7 +7,7 @@ more, but what its own declarative deploys use; `tests/ray/test_contracts.py` wa
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from ray import serve
@@ -17,6 +17,7 @@ from ray.serve.schema import LoggingConfig
 
 from servekit.engine.numbers import default_target
 from servekit.engine.ray.gateway import RayGateway
+from servekit.engine.ray.hook import Follower
 from servekit.engine.ray.orders import (
     CONTROLLER,
     GATEWAY,
@@ -168,7 +169,8 @@ def _gateway(order: AppOrder, node: str, workers: int) -> Application:
 def _deployment(
     cls: type, order: AppOrder, *, name: str, version: str, **options: Any
 ) -> Deployment:
-    return serve.deployment(cls).options(
+    deployment = cast("Deployment", serve.deployment(cls))
+    return deployment.options(
         name=name,
         max_ongoing_requests=1000,
         health_check_period_s=2.0,
@@ -178,7 +180,7 @@ def _deployment(
         max_constructor_retry_count=_STARTS,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         request_router_config=RequestRouterConfig(
-            request_router_class="servekit.engine.ray.hook:Follower",
+            request_router_class=cast("Any", Follower),
             request_router_kwargs={"app": order.common.app, "deployment": name},
         ),
         version=version,

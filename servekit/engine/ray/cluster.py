@@ -1,5 +1,6 @@
 """A Ray cluster: started here or joined, and what it offers against what an app asks for."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -41,7 +42,7 @@ def join(address: str | None) -> None:
         ray.init(
             address=address or "local",
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             configure_logging=False,
         )
     except ConnectionError as error:

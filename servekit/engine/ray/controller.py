@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import ray
 from ray import serve
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatus
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from servekit.engine.control import (
     AppStatus,
@@ -47,7 +47,7 @@ _log = get_logger("servekit.controller")
 
 _TICK_S = 1.0
 _ASK_S = 2.0
-_FAILED = (DeploymentStatus.UNHEALTHY, DeploymentStatus.DEPLOY_FAILED)
+_FAILED = ("UNHEALTHY", "DEPLOY_FAILED")
 
 
 class RayController(Process):
@@ -58,11 +58,12 @@ class RayController(Process):
         *_: Handles of all other deployments, which makes them part of the Serve application.
     """
 
-    async def __init__(self, order: bytes, *_: Any) -> None:
+    def __init__(self, order: bytes, *_: Any) -> None:
         self._order = msgspec.msgpack.decode(order, type=AppOrder)
         super().__init__(self._order.common, CONTROLLER, "controller")
         self._lock = asyncio.Lock()
         self._outcome = Outcome()
+        self._closing = False
         self._nodes: tuple[str, ...] = ()
         self._told: dict[str, str] = {}
         self._states = States({})
@@ -70,7 +71,7 @@ class RayController(Process):
         self._stats: dict[str, tuple[Stats, Health]] = {}
         self._aggregate = Aggregate()
         self._seen: ApplicationStatusOverview | None = None
-        await self.on_loop(self._start())
+        self.run(self._start())
 
     async def _start(self) -> None:
         secret = self.common.secret
@@ -104,6 +105,24 @@ class RayController(Process):
         """Return the `Outcome` of an order, packed."""
         done = self._outcome if serial == self._order.serial or self._outcome.error else Outcome()
         return pack(done)
+
+    async def leave(self) -> None:
+        """Have the gateways say that the app is not ready."""
+        await self.on_loop(self._leave())
+
+    async def _leave(self) -> None:
+        gateways = self._processes(GATEWAY)
+        await asyncio.gather(*(self._ask(one, "leave", None, Nothing) for one in gateways))
+
+    async def close(self) -> float:
+        """End the gateways; returns how many seconds they may take."""
+        await self.on_loop(self._close())
+        return self.common.drain_s + self._order.front.drain_delay_s
+
+    async def _close(self) -> None:
+        async with self._lock:
+            self._closing, self._nodes = True, ()
+            await self._deploy(self._order)
 
     async def status(self) -> bytes:
         """Return the `AppStatus`, packed."""
@@ -159,7 +178,7 @@ class RayController(Process):
     async def _look(self) -> None:
         async with self._lock:
             found = await asyncio.to_thread(nodes, self._order.front.labels)
-            if found != self._nodes:
+            if found != self._nodes and not self._closing:
                 _log.info("nodes changed", gateways=len(found))
                 self._nodes = found
                 await self._deploy(self._order)
@@ -291,11 +310,11 @@ class RayController(Process):
         return "asleep" if self._states.services.get(service) else "starting"
 
     def _process(self, id_: str) -> ProcessStatus:
-        stats, health = self._stats.get(id_, (Stats(), Health()))
+        stats, health = self._stats.get(id_, (Stats(pid=0), Health()))
         trouble = health.live or health.ready
         return ProcessStatus(
             id=id_,
-            pid=0,
+            pid=stats.pid,
             state="unready" if trouble else "ready",
             ongoing=stats.ongoing,
             finished=stats.finished,
@@ -323,6 +342,7 @@ class RayController(Process):
         await self._router.close()
         for listener in self._listeners:
             await listener.close()
+        self.clear()
 
 
 def nodes(labels: dict[str, str]) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ Only the first order of an app goes to Ray Serve from here. Later ones go throug
 controller, so there is one that writes.
 """
 
+import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from ray.serve.schema import ApplicationStatus
 
 from servekit.engine.control import AppStatus
 from servekit.engine.description import Described
+from servekit.engine.front import bind
 from servekit.engine.numbers import initial
 from servekit.engine.ray import build, cluster
 from servekit.engine.ray.code import archive
 from servekit.engine.ray.controller import RayController, failure, nodes
 from servekit.engine.ray.orders import (
     CONTROLLER,
+    GATEWAY,
     AppOrder,
     Common,
     Front,
@@ -55,6 +58,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ends: tuple[str, ...] = ()
 
 
+def url_of(order: AppOrder) -> str:
+    """Return where the gateways listen."""
+    host, port = order.front.host, order.front.port
+    return f"{order.front.edge.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def revision(described: Described) -> Revision:
     """Return an app as it is sent to a cluster."""
     assert described.app is not None
@@ -62,14 +71,18 @@ def revision(described: Described) -> Revision:
     return Revision(app=described.app, code=archive(described.sources, folders))
 
 
-def order_of(target: str, current: Revision, settings: Settings, *, name: str = "") -> AppOrder:
+def order_of(
+    target: str, current: Revision, settings: Settings, *, name: str = "", dev: bool = False
+) -> AppOrder:
     """Return the order to run an app, as if there were nothing of it yet.
 
     Raises:
-        ConfigError: A setting can't be used on a cluster.
+        ConfigError: A setting can't be used.
     """
-    if not settings.port:
-        raise ConfigError("port 0: gateways of several nodes need one port; choose it with --port")
+    port = settings.port
+    if not port:
+        with bind(settings.host, 0) as free:
+            port = free.getsockname()[1]
     return AppOrder(
         common=Common(
             app=name or current.app.root,
@@ -83,7 +96,8 @@ def order_of(target: str, current: Revision, settings: Settings, *, name: str = 
         current=current,
         front=Front(
             host=settings.host,
-            port=settings.port,
+            port=port,
+            dev=dev,
             edge=Edge.of(settings),
             credentials=Credentials.of(settings),
             drain_delay_s=settings.drain_delay_s,
@@ -176,34 +190,37 @@ class Deployment:
             ends=tuple(old.keys() - {spec.name for spec in specs}),
         )
 
-    def apply(self, order: AppOrder, *, timeout_s: float) -> Iterator[AppStatus | None]:
-        """Carry out an order; yields how the app is meanwhile, and ends when all is well.
+    async def carry_out(self, order: AppOrder, *, timeout_s: float) -> None:
+        """Have an order; returns when all is as it says.
 
         Raises:
             SetupError: A replica does not start; what ran before goes on, and of a first order
                 nothing is left.
         """
         first = not order.serial
-        if first:
-            build.deploy(order, RayController, nodes=nodes(order.front.labels))
-        else:
-            self._ask("apply", pack(order))
-        until = time.monotonic() + timeout_s
         try:
-            while True:
-                time.sleep(_POLL_S)
-                outcome = self._outcome(order)
-                if outcome.error:
-                    raise SetupError(f"{self.name} does not start: {outcome.error}")
-                if outcome.done:
-                    return
-                if time.monotonic() > until:
-                    raise SetupError(f"{self.name} is not ready after {timeout_s:g} s")
-                yield None
-        except BaseException:
             if first:
-                self.delete()
+                there = nodes(order.front.labels)
+                await asyncio.to_thread(build.deploy, order, RayController, nodes=there)
+            else:
+                await asyncio.to_thread(self._ask, "apply", pack(order))
+            async with asyncio.timeout(timeout_s):
+                outcome = await self._until_done(order)
+            if outcome.error:
+                raise SetupError(f"{self.name} does not start", trace=outcome.error)
+        except BaseException as error:
+            if first:
+                await asyncio.to_thread(self.delete)
+            if isinstance(error, TimeoutError):
+                raise SetupError(f"{self.name} is not ready after {timeout_s:g} s") from None
             raise
+
+    async def _until_done(self, order: AppOrder) -> Outcome:
+        while True:
+            outcome = await asyncio.to_thread(self._outcome, order)
+            if outcome.done:
+                return outcome
+            await asyncio.sleep(_POLL_S)
 
     def _outcome(self, order: AppOrder) -> Outcome:
         seen = serve.status().applications.get(self.name)
@@ -219,21 +236,22 @@ class Deployment:
             return Outcome(done=True, error=failure(seen))
         return Outcome()
 
-    def rollback(self, *, timeout_s: float) -> Iterator[AppStatus | None]:
+    async def rollback(self, *, timeout_s: float) -> None:
         """Go back to what ran before the last order.
 
         Raises:
             ConfigError: There was nothing before.
         """
-        self._exists()
-        before = self.order()
+        await asyncio.to_thread(self._exists)
+        before = await asyncio.to_thread(self.order)
         assert before is not None
         if before.previous is None:
             raise ConfigError(
                 f"{self.name} has had one revision only; there is nothing to go back to"
             )
-        order, _ = self.next(msgspec.structs.replace(before, current=before.previous), before)
-        yield from self.apply(order, timeout_s=timeout_s)
+        wanted = msgspec.structs.replace(before, current=before.previous)
+        order, _ = await asyncio.to_thread(self.next, wanted, before)
+        await self.carry_out(order, timeout_s=timeout_s)
 
     def scale(self, numbers: dict[str, int | tuple[int, int]]) -> AppStatus:
         """Have other numbers of replicas, each until its service's code changes.
@@ -246,9 +264,36 @@ class Deployment:
         answer = self._ask("scale", msgspec.msgpack.encode(numbers))
         return msgspec.msgpack.decode(answer, type=AppStatus)
 
-    def delete(self) -> None:
-        """End the app: gateways and replicas finish what they have on board."""
+    def leave(self) -> None:
+        """Have the gateways say that the app is not ready, and serve on."""
+        with suppress(CallError):
+            self._ask("leave")
+
+    def delete(self, until: float | None = None) -> None:
+        """End the app: first its gateways finish what they have on board, then its replicas.
+
+        Args:
+            until: When to end it all the same, as `time.monotonic`; None is as its own settings say.
+        """
+        try:
+            grace_s = float(self._ask("close"))
+            until = time.monotonic() + grace_s if until is None else until
+            while time.monotonic() < until and self._has_gateways():
+                time.sleep(_POLL_S)
+        except CallError:
+            pass  # its controller is gone, or never was there
         serve.delete(self.name)
+
+    def kill(self) -> None:
+        """End the app without a grace."""
+        serve.delete(self.name, _blocking=False)
+
+    def _has_gateways(self) -> bool:
+        seen = serve.status().applications.get(self.name)
+        return seen is not None and any(
+            name.startswith(GATEWAY) and any(one.replica_states.values())
+            for name, one in seen.deployments.items()
+        )
 
     def _exists(self) -> None:
         apps = [*serve.status().applications]

@@ -42,10 +42,10 @@ class RayGateway(Process):
         order: A `GatewayOrder`, packed.
     """
 
-    async def __init__(self, order: bytes) -> None:
+    def __init__(self, order: bytes) -> None:
         self._order = msgspec.msgpack.decode(order, type=GatewayOrder)
         super().__init__(self._order.common, self._order.name, "gateway")
-        await self.on_loop(self._start())
+        self.run(self._start())
 
     async def _start(self) -> None:
         order, front = self._order, self._order.front
@@ -62,6 +62,7 @@ class RayGateway(Process):
                 edge=front.edge,
                 drain_s=order.common.drain_s,
                 workers=order.workers,
+                dev=front.dev,
                 credentials=front.credentials,
                 settings=front.settings,
             ),
@@ -76,6 +77,7 @@ class RayGateway(Process):
                 "states": self._on_states,
                 "stats": self._on_stats,
                 "metrics": self._on_metrics,
+                "leave": self._on_leave,
             }
         )
         self._listeners = [Listener(at, partial(self._accept, at)) for at in self.places()]
@@ -129,6 +131,10 @@ class RayGateway(Process):
     async def _on_metrics(self, _: bytes) -> Figures:
         return Figures(self._host.metrics())
 
+    async def _on_leave(self, _: bytes) -> Nothing:
+        self._host.leave()
+        return Nothing()
+
     # -- Ray Serve's hooks -------------------------------------------------------------------
 
     async def record_replica_metadata(self) -> dict[str, str]:
@@ -152,3 +158,4 @@ class RayGateway(Process):
         await self._control.close()
         for listener in self._listeners:
             await listener.close()
+        self.clear()

@@ -10,9 +10,9 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 class Follower(RequestRouter):
     """A `RequestRouter` through which no request but a wake-up ever goes."""
 
-    def initialize_state(self, *, app: str, deployment: str) -> None:
-        """Take the `request_router_kwargs`."""
-        self._key = app, deployment
+    def initialize_state(self, **kwargs: str) -> None:
+        """Take the `request_router_kwargs`: an app, and a deployment of it."""
+        self._key = kwargs["app"], kwargs["deployment"]
 
     async def choose_replicas(
         self,

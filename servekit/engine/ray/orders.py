@@ -11,7 +11,7 @@ import msgspec
 
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.edge import Edge
-from servekit.observe.log import LogFormat
+from servekit.settings import LogFormat
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.spec.policy import Autoscale
 
@@ -83,6 +83,7 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         labels: Labels of the nodes that have one; empty is every node.
         drain_delay_s: How long one that leaves says so before it takes no more connections.
+        dev: Show the playground, and the debug page to everybody.
         settings: What the debug page shows.
     """
 
@@ -92,6 +93,7 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     edge: Edge = Edge()
     credentials: Credentials | None = None
     drain_delay_s: float = 5.0
+    dev: bool = False
     settings: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 

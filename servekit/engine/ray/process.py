@@ -5,7 +5,8 @@ serves runs on a uvloop in a thread of its own, so neither can make the other wa
 """
 
 import asyncio
-import os
+import hashlib
+import shutil
 import socket
 import threading
 from collections.abc import Coroutine, Iterable
@@ -36,7 +37,7 @@ class Process:
 
     Attributes:
         id: Unique in the app.
-        folder: Private to this user and node; all processes of apps on this node share it.
+        folder: Private; the app's processes on this node share it, and the last one removes it.
     """
 
     def __init__(self, common: Common, deployment: str, role: str) -> None:
@@ -45,11 +46,16 @@ class Process:
         node = ray.get_runtime_context().get_node_id()
         self.id = f"{deployment}-{unique}"
         self.common = common
-        self.folder = Path(common.runtime_dir) / f"servekit-{os.getuid()}-{node[:12]}"
+        name = f"servekit-{hashlib.sha256(common.secret).hexdigest()[:8]}-{node[:8]}"
+        self.folder = Path(common.runtime_dir) / name
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self.tasks = Tasks()
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="servekit", daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop that serves, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop that serves."""
@@ -65,6 +71,12 @@ class Process:
         """Return what others are told of this process."""
         unix, tcp = addresses
         return {"replica": self.id, "unix": unix.text, "tcp": tcp.text, "version": version}
+
+    def clear(self) -> None:
+        """Remove the folder, unless other processes listen there."""
+        _sweep(self.folder.glob("*.sock"))
+        if not any(self.folder.glob("*.sock")):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def handle(deployment: str, app: str) -> DeploymentHandle[Any]:

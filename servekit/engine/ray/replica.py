@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import suppress
 
 import msgspec
 
@@ -19,7 +20,6 @@ from servekit.wire.frames import Hello
 from servekit.wire.sockets import connect
 
 _PROBE_S = 2.0
-_END_S = 1.0
 
 
 class RayReplica(Process):
@@ -29,7 +29,7 @@ class RayReplica(Process):
         order: A `ReplicaOrder`, packed.
     """
 
-    async def __init__(self, order: bytes) -> None:
+    def __init__(self, order: bytes) -> None:
         self._order = msgspec.msgpack.decode(order, type=ReplicaOrder)
         super().__init__(self._order.common, self._order.spec.name, "replica")
         if not self._order.spec.needs.gpu:
@@ -39,7 +39,7 @@ class RayReplica(Process):
         self._discovery: Discovery | None = None
         self._probe: Connection | None = None
         try:
-            await self.on_loop(self._start())
+            self.run(self._start())
         except AuthorError as error:
             # Ray shows the text of what is raised here, in its status and in ours.
             cause = error.__cause__ if error.__cause__ is not None else error
@@ -62,9 +62,11 @@ class RayReplica(Process):
         self._addresses = await self._host.start(*places, cls=class_of(spec, order.code))
 
     def _starved(self, service: str) -> None:
-        self._discovery.wake(service)
+        if self._discovery is not None:
+            self._discovery.wake(service)
 
     async def _on_states(self, body: bytes) -> Nothing:
+        assert self._discovery is not None
         self._discovery.take(msgspec.msgpack.decode(body, type=States))
         return Nothing()
 
@@ -76,6 +78,7 @@ class RayReplica(Process):
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the load, for `Policy`."""
+        assert self._host is not None
         stats = self._host.stats()
         return {
             ONGOING: float(stats.ongoing),
@@ -113,13 +116,14 @@ class RayReplica(Process):
         await self.on_loop(self._stop())
 
     async def _stop(self) -> None:
-        try:
-            async with asyncio.timeout(self.common.drain_s):
-                await self._host.drain()
-        except TimeoutError:
-            pass
         if self._probe is not None:
             await self._probe.close()
-        self._discovery.close()
-        await self._host.stop()
+        if self._host is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.common.drain_s):
+                    await self._host.drain()
+            await self._host.stop()
+        if self._discovery is not None:
+            self._discovery.close()
         await self.tasks.close()
+        self.clear()

@@ -1,4 +1,4 @@
-"""`servekit serve` and `servekit dev` on this machine: run an app until a signal says stop."""
+"""`servekit serve` and `servekit dev`: run an app until a signal says stop."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from servekit.engine.description import describe_elsewhere
 from servekit.settings import Settings
 
 if TYPE_CHECKING:
-    from servekit.engine.supervisor import Supervisor
+    from servekit.engine.base import Engine
 
 
 async def serve(
@@ -21,8 +21,8 @@ async def serve(
     *,
     dev: bool = False,
     on_loading: Callable[[], None] = lambda: None,
-    on_starting: Callable[["Supervisor"], None] = lambda _: None,
-    on_ready: Callable[["Supervisor"], None] = lambda _: None,
+    on_starting: Callable[["Engine"], None] = lambda _: None,
+    on_ready: Callable[["Engine"], None] = lambda _: None,
     on_ending: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Run an app; returns after SIGINT or SIGTERM, when everything has been drained.
@@ -33,7 +33,7 @@ async def serve(
 
     Args:
         target: Import string or file.
-        settings: Address, time limits, logging.
+        settings: The engine, address, time limits, logging.
         dev: Reload on save, show the playground.
         on_loading: Called while another process describes the app: the time for slow imports.
         on_starting: Called when the app is known, before it starts.
@@ -46,12 +46,12 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     ending, draining = asyncio.Event(), asyncio.Event()
-    supervisor: Supervisor | None = None
+    engine: Engine | None = None
 
     def end(number: signal.Signals) -> None:
         waits = number is signal.SIGTERM and not dev
-        if draining.is_set() and number is signal.SIGINT and supervisor is not None:
-            supervisor.kill()
+        if draining.is_set() and number is signal.SIGINT and engine is not None:
+            engine.kill()
         if ending.is_set() or not waits:
             draining.set()
         ending.set()
@@ -62,31 +62,31 @@ async def serve(
     described_at = time.time()
     describing = asyncio.ensure_future(describe_elsewhere(target))
     await asyncio.sleep(0)  # its process is on its way now, and imports while this one does
-    from servekit.engine import supervisor as engine  # noqa: PLC0415  (0.1 s)
+    make = _engine(settings)
 
     on_loading()
     if not await _finished(describing, unless=ending):
         await _cancel(describing)
         return
     described = describing.result()
-    supervisor = engine.Supervisor(described, settings, target=target, dev=dev)
-    on_starting(supervisor)
-    starting = asyncio.ensure_future(supervisor.start())
+    engine = make(described, settings, target=target, dev=dev)
+    on_starting(engine)
+    starting = asyncio.ensure_future(engine.start())
     try:
         if await _finished(starting, unless=ending):
-            on_ready(supervisor)
+            on_ready(engine)
             if dev:
                 from servekit.engine.reload import follow  # noqa: PLC0415
 
                 tasks.spawn(
-                    follow(target, supervisor, described, described_at=described_at),
+                    follow(target, engine, described, described_at=described_at),
                     name="reload",
                 )
-        elif not supervisor.ready:
+        elif not engine.ready:
             return
         await ending.wait()
         on_ending(0.0 if draining.is_set() else settings.drain_delay_s)
-        await supervisor.leave()
+        await engine.leave()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.drain_delay_s):
                 await draining.wait()
@@ -94,7 +94,18 @@ async def serve(
         draining.set()
         await _cancel(starting)
         await tasks.close()
-        await supervisor.stop()
+        await engine.stop()
+
+
+def _engine(settings: Settings) -> "Callable[..., Engine]":
+    """Return what makes the engine that the settings name; to import it takes its time."""
+    if settings.engine == "ray":
+        from servekit.engine.ray.engine import RayEngine  # noqa: PLC0415
+
+        return RayEngine
+    from servekit.engine.supervisor import Supervisor  # noqa: PLC0415
+
+    return Supervisor
 
 
 async def _finished(work: asyncio.Future[Any], *, unless: asyncio.Event) -> bool:

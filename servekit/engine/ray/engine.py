@@ -1,0 +1,166 @@
+"""`RayEngine`: an app on Ray for as long as a command runs."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from servekit.core.aio import Tasks
+from servekit.engine.admin import Admin
+from servekit.engine.control import AppStatus, ServiceStatus
+from servekit.engine.description import Described
+from servekit.engine.numbers import bounds, initial
+from servekit.engine.ray import cluster
+from servekit.engine.ray.deploy import Deployment, order_of, revision, url_of
+from servekit.errors import CallError, ConfigError, NotFound
+from servekit.observe.log import get_logger
+from servekit.settings import Settings
+
+_log = get_logger("servekit.ray")
+
+_TICK_S = 1.0
+
+
+class RayEngine:
+    """One app on a cluster: joined or started here at the start, and left at the end with no trace.
+
+    Args:
+        described: The app.
+        settings: Of this process.
+        target: What the user asked to serve, for `servekit status`.
+        dev: Show the playground.
+
+    Raises:
+        ConfigError: A setting can't be used on a cluster.
+
+    Attributes:
+        url: Where the gateways listen.
+        app: What is served now.
+    """
+
+    def __init__(
+        self, described: Described, settings: Settings, *, target: str, dev: bool = False
+    ) -> None:
+        assert described.app is not None
+        self._settings = settings
+        self._tasks = Tasks()
+        # `leave` and `stop` come with the delay between them already.
+        order = order_of(target, revision(described), settings, dev=dev)
+        front = msgspec.structs.replace(order.front, drain_delay_s=0.0)
+        self._order = msgspec.structs.replace(order, front=front)
+        self._deployment = Deployment(order.common.app)
+        self._admin = Admin(self, settings.runtime_dir)
+        self._joined = self._deployed = False
+        self.app = described.app
+        self.url = url_of(order)
+        self.ready = False
+        self._status = AppStatus(
+            target=target,
+            url=self.url,
+            pid=os.getpid(),
+            revision=self.app.revision,
+            uptime_s=0.0,
+            gateways=[],
+            services=[
+                ServiceStatus(
+                    name=spec.name,
+                    version=spec.version,
+                    state="starting",
+                    bounds=bounds(spec.replicas),
+                    desired=initial(spec.replicas),
+                    restarts=0,
+                    replicas=[],
+                )
+                for spec in self.app.services
+            ],
+        )
+
+    async def start(self) -> None:
+        """Join the cluster, start everything; returns when every service is ready.
+
+        Raises:
+            ConfigError: There is no such cluster, or the app runs there already.
+            ResourceError: The cluster has less than the app asks for.
+            SetupError: A replica could not start; nothing is left running.
+        """
+        await self._admin.open()
+        await asyncio.to_thread(cluster.join, self._settings.ray_address)
+        self._joined = True
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.getsignal(number))  # Ray has put its own in their place
+        if await asyncio.to_thread(self._deployment.order) is not None:
+            raise ConfigError(
+                f"{self._deployment.name} runs on this cluster already; `servekit deploy --target "
+                "ray` updates it, `servekit delete` ends it"
+            )
+        order, _ = await asyncio.to_thread(self._deployment.next, self._order, None)
+        self._deployed = True
+        await self._deployment.carry_out(order, timeout_s=self._settings.start_timeout_s)
+        self._order = order
+        await self._look()
+        self.ready = True
+        self._tasks.spawn(self._tick(), name="tick")
+
+    async def roll(self, described: Described) -> list[str]:
+        """Go over to another revision without losing a call; returns the services that changed.
+
+        Raises:
+            ResourceError: The cluster has less than it asks for.
+            SetupError: A new replica could not start; the old revision goes on.
+        """
+        assert described.app is not None
+        before = await asyncio.to_thread(self._deployment.order)
+        wanted = msgspec.structs.replace(self._order, current=revision(described))
+        order, plan = await asyncio.to_thread(self._deployment.next, wanted, before)
+        await self._deployment.carry_out(order, timeout_s=self._settings.start_timeout_s)
+        self._order, self.app = order, described.app
+        await self._look()
+        return [*plan.starts, *plan.restarts]
+
+    async def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
+        """Have other numbers of replicas, each until its service's code changes.
+
+        Raises:
+            BadRequest: A service does not exist, or takes no such number.
+            ResourceError: The cluster could not hold them.
+        """
+        await asyncio.to_thread(self._deployment.scale, dict(wanted))
+        await self._look()
+
+    def status(self) -> AppStatus:
+        """Return what ran at the last look."""
+        return self._status
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._deployment.status)
+        except (CallError, NotFound) as error:
+            _log.warning("the app does not say how it is", why=str(error))
+            return
+        self._status = msgspec.structs.replace(found, pid=os.getpid(), url=self.url)
+
+    async def leave(self) -> None:
+        """Say that the app is not ready any more, but go on as before."""
+        await asyncio.to_thread(self._deployment.leave)
+
+    async def stop(self) -> None:
+        """Finish the requests on board, end the app, and leave the cluster."""
+        await self._tasks.close()
+        if self._deployed:
+            until = time.monotonic() + self._settings.drain_s
+            await asyncio.to_thread(self._deployment.delete, until)
+        if self._joined:
+            await asyncio.to_thread(cluster.leave)
+        await self._admin.close()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        self._deployment.kill()
