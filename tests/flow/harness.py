@@ -30,6 +30,9 @@ from servekit.wire.sockets import Address, connect
 APPS = Path(__file__).parent / "apps"
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "servekit")
+RAY: dict[str, str] = {}
+"""Where apps run: nothing is processes of this machine, else the settings of a cluster to join."""
+
 PATIENCE_S = 60.0
 """How long anything may take that takes a second on a machine with nothing else to do."""
 GONE_S = 15.0
@@ -211,6 +214,8 @@ class Running:
                 "SERVEKIT_RUNTIME_DIR": str(self.runtime_dir),
                 "SERVEKIT_DRAIN_DELAY_S": "0",
                 "TRACE": str(self.trace),
+                **RAY,
+                **({"RAY_JOB_CONFIG_JSON_ENV_VAR": self._job(env or {})} if RAY else {}),
                 **(env or {}),
             },
             stdin=subprocess.DEVNULL,
@@ -221,6 +226,11 @@ class Running:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def _job(self, env: Mapping[str, str]) -> str:
+        """Return what Ray is to give to the processes of this app: the environment is not theirs."""
+        variables = {"TRACE": str(self.trace), "PYTHONPATH": str(ROOT), **env}
+        return json.dumps({"runtime_env": {"env_vars": variables}})
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -265,7 +275,7 @@ class Running:
 
     def folder(self) -> Path | None:
         """Return the app's private folder, while there is one."""
-        return next(self.runtime_dir.glob("servekit-*"), None)
+        return next((path.parent for path in self.runtime_dir.glob("servekit-*/admin.sock")), None)
 
     async def status(self) -> AppStatus | None:
         """Return what `servekit status` shows; None while nobody answers."""

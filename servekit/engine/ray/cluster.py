@@ -38,6 +38,8 @@ def join(address: str | None) -> None:
     Raises:
         ConfigError: There is no cluster, or it does not know us.
     """
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         ray.init(
             address=address or "local",
@@ -57,6 +59,7 @@ def join(address: str | None) -> None:
                 "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what it was started with"
             ) from error
         raise ConfigError(f"can't use the Ray cluster at {address}: {error}") from error
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled")
 
 

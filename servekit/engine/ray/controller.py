@@ -30,6 +30,7 @@ from servekit.engine.control import (
 from servekit.engine.numbers import bounds, resized
 from servekit.engine.ray import build
 from servekit.engine.ray.discovery import Discovery
+from servekit.engine.ray.logs import Lines, Since
 from servekit.engine.ray.orders import CONTROLLER, GATEWAY, AppOrder, Outcome, States, pack
 from servekit.engine.ray.process import Process
 from servekit.engine.router import Router
@@ -127,6 +128,22 @@ class RayController(Process):
     async def status(self) -> bytes:
         """Return the `AppStatus`, packed."""
         return pack(await self.on_loop(self._status()))
+
+    async def logs(self, since: dict[str, int]) -> dict[str, tuple[int, tuple[str, ...]]]:
+        """Return what processes printed, behind so many lines of each, and how many those were."""
+        return await self.on_loop(self._logs(since))
+
+    async def _logs(self, since: dict[str, int]) -> dict[str, tuple[int, tuple[str, ...]]]:
+        processes = [*self._processes()]
+        found = await asyncio.gather(
+            *(self._ask(one, "logs", Since(since.get(one, 0)), Lines) for one in processes)
+        )
+        own = self._tail.since(since.get(self.id, 0))
+        return {
+            process: (lines.until, lines.lines)
+            for process, lines in zip([*processes, self.id], [*found, own], strict=True)
+            if lines is not None
+        }
 
     async def scale(self, numbers: bytes) -> bytes:
         """Have other numbers of replicas (`Scale`, packed); returns the `AppStatus`, packed.

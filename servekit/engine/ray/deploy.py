@@ -140,6 +140,19 @@ class Deployment:
         self._exists()
         return msgspec.msgpack.decode(self._ask("status"), type=AppStatus)
 
+    def logs(self, since: dict[str, int]) -> dict[str, tuple[str, ...]]:
+        """Return what the app's processes have printed since the last question.
+
+        Args:
+            since: What was seen; it is brought up to date. Empty asks for all that is kept.
+
+        Raises:
+            CallError: Its controller does not answer.
+        """
+        found = self._ask("logs", since)
+        since.update({process: until for process, (until, _) in found.items()})
+        return {process: lines for process, (_, lines) in found.items() if lines}
+
     # -- what may be done --------------------------------------------------------------------
 
     def next(self, wanted: AppOrder, before: AppOrder | None) -> tuple[AppOrder, Plan]:

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
+from itertools import chain
 
 import msgspec
 
@@ -54,6 +56,7 @@ class RayEngine:
         self._deployment = Deployment(order.common.app)
         self._admin = Admin(self, settings.runtime_dir)
         self._joined = self._deployed = False
+        self._printed: dict[str, int] = {}
         self.app = described.app
         self.url = url_of(order)
         self.ready = False
@@ -142,6 +145,9 @@ class RayEngine:
     async def _look(self) -> None:
         try:
             found = await asyncio.to_thread(self._deployment.status)
+            printed = await asyncio.to_thread(self._deployment.logs, self._printed)
+            for line in chain.from_iterable(printed.values()):
+                print(line, file=sys.stderr)  # noqa: T201  (what the local engine's children print)
         except (CallError, NotFound) as error:
             _log.warning("the app does not say how it is", why=str(error))
             return
@@ -154,6 +160,8 @@ class RayEngine:
     async def stop(self) -> None:
         """Finish the requests on board, end the app, and leave the cluster."""
         await self._tasks.close()
+        if self.ready:
+            await self._look()
         if self._deployed:
             until = time.monotonic() + self._settings.drain_s
             await asyncio.to_thread(self._deployment.delete, until)

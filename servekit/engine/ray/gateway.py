@@ -78,6 +78,7 @@ class RayGateway(Process):
                 "stats": self._on_stats,
                 "metrics": self._on_metrics,
                 "leave": self._on_leave,
+                "logs": self.on_logs,
             }
         )
         self._listeners = [Listener(at, partial(self._accept, at)) for at in self.places()]

@@ -14,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import ray
 import uvloop
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from servekit.core.aio import Tasks
+from servekit.engine.ray.logs import Lines, Since, Tail
 from servekit.engine.ray.orders import Common
 from servekit.observe import log
 from servekit.wire.sockets import Address
@@ -41,6 +43,8 @@ class Process:
     """
 
     def __init__(self, common: Common, deployment: str, role: str) -> None:
+        self._tail = Tail()
+        self._tail.install()
         log.configure(common.log_format, common.log_level, role)
         unique = serve.get_replica_context().replica_id.unique_id
         node = ray.get_runtime_context().get_node_id()
@@ -66,6 +70,10 @@ class Process:
         _sweep(self.folder.glob("*.sock"))
         unix = self.folder / f"{self.id.rpartition('-')[2]}.sock"
         return Address(f"unix:{unix}"), Address(f"tcp:{ray.util.get_node_ip_address()}:0")
+
+    async def on_logs(self, body: bytes) -> Lines:
+        """Return what was printed since the last question."""
+        return self._tail.since(msgspec.msgpack.decode(body, type=Since).until)
 
     def metadata(self, addresses: Iterable[Address], version: str = "") -> dict[str, str]:
         """Return what others are told of this process."""

@@ -55,7 +55,7 @@ class RayReplica(Process):
             on_starved=self._starved,
             jobs=order.jobs,
             secret=order.common.secret,
-            verbs={"states": self._on_states},
+            verbs={"states": self._on_states, "logs": self.on_logs},
         )
         self._discovery = Discovery(order.common.app, self._host.update)
         self._discovery.follow(order.services)
