@@ -44,11 +44,11 @@ class Admin:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _on_status(self, _: bytes) -> AppStatus:
-        return self._engine.status()
+        return await self._engine.look()
 
     async def _on_scale(self, body: bytes) -> AppStatus:
         try:
             await self._engine.scale(msgspec.msgpack.decode(body, type=Scale).services)
         except AuthorError as error:
             raise BadRequest(str(error), started=False) from error
-        return self._engine.status()
+        return await self._engine.look()

@@ -55,7 +55,11 @@ class Engine(Protocol):
         ...
 
     def status(self) -> AppStatus:
-        """Return what runs, also while it starts."""
+        """Return what runs as far as is known, also while it starts."""
+        ...
+
+    async def look(self) -> AppStatus:
+        """Look what runs now."""
         ...
 
     async def leave(self) -> None:

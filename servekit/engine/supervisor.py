@@ -413,3 +413,7 @@ class Supervisor:
             gateways=list(self._front.status()),
             services=[pool.status() for pool in self._pools.values()],
         )
+
+    async def look(self) -> AppStatus:
+        """Look what runs now: the supervisor always knows."""
+        return self.status()

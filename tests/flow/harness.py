@@ -277,6 +277,10 @@ class Running:
         """Return the app's private folder, while there is one."""
         return next((path.parent for path in self.runtime_dir.glob("servekit-*/admin.sock")), None)
 
+    def sockets(self) -> list[Path]:
+        """Return all unix sockets of the app."""
+        return list(self.runtime_dir.glob("servekit-*/*.sock"))
+
     async def status(self) -> AppStatus | None:
         """Return what `servekit status` shows; None while nobody answers."""
         folder = self.folder()

@@ -7,27 +7,30 @@ from collections.abc import Iterator
 import pytest
 
 from tests.flow import harness
+from tests.flow.conftest import pytest_pyfunc_call  # noqa: F401  (which finds it here)
 
 TOKEN = secrets.token_hex(32)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator["Cluster"]:
-    """Start a cluster of one node; the apps of this file's tests run there."""
-    before = {name: os.environ.get(name) for name in ENV}
-    os.environ.update(ENV)
-    made = Cluster()
-    harness.RAY.update(SERVEKIT_ENGINE="ray", SERVEKIT_RAY_ADDRESS=made.address)
-    try:
-        yield made
-    finally:
-        harness.RAY.clear()
-        made.close()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    """Start a cluster of one node."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENV.items():
+            patch.setenv(name, value)
+        made = Cluster()
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def apps_run_there(cluster: "Cluster") -> Iterator[None]:
+    """Have the apps of a file's tests run on it."""
+    harness.RAY.update(SERVEKIT_ENGINE="ray", SERVEKIT_RAY_ADDRESS=cluster.address)
+    yield
+    harness.RAY.clear()
 
 
 ENV = {

@@ -6,7 +6,7 @@ more, but what its own declarative deploys use; `tests/ray/test_contracts.py` wa
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -24,6 +24,7 @@ from servekit.engine.ray.orders import (
     AppOrder,
     GatewayOrder,
     ReplicaOrder,
+    Revision,
     pack,
 )
 from servekit.engine.ray.replica import RayReplica
@@ -34,19 +35,22 @@ from servekit.version import __version__
 SMALL_CPU: Final = 0.01
 """Cores of a replica that asks for none: next to nothing, but not on nodes that offer none."""
 _GRACE_S = 5.0
-_STARTS = 3
+_STARTS = 2
 """Failures in a row after which a roll has failed."""
 
 
-def deploy(order: AppOrder, controller: type, *, nodes: Sequence[str]) -> None:
+def deploy(
+    order: AppOrder, controller: type, *, nodes: Sequence[str], held: Collection[str] = ()
+) -> None:
     """Tell Ray Serve what is wanted; returns at once.
 
     Args:
         order: The app.
         controller: What Serve makes its controller of, `RayController`.
         nodes: Ids of the nodes that are to have a gateway.
+        held: Services that stay as they were before this order.
     """
-    app = application(order, controller, nodes=nodes)
+    app = application(order, controller, nodes=nodes, held=held)
     serve.run_many(
         [RunTarget(app, name=order.common.app, route_prefix=None)],
         wait_for_ingress_deployment_creation=False,
@@ -54,9 +58,21 @@ def deploy(order: AppOrder, controller: type, *, nodes: Sequence[str]) -> None:
     )
 
 
-def application(order: AppOrder, controller: type, *, nodes: Sequence[str]) -> Application:
+def application(
+    order: AppOrder, controller: type, *, nodes: Sequence[str], held: Collection[str] = ()
+) -> Application:
     """Return an app as Ray Serve takes it."""
-    parts = [_replica(order, spec) for spec in order.current.app.services]
+    current, before = order.current, order.previous
+    parts = [
+        _replica(order, spec, current) for spec in current.app.services if spec.name not in held
+    ]
+    if held and before is not None:
+        kept = {spec.name for spec in before.app.services} - {s.name for s in current.app.services}
+        parts += [
+            _replica(order, spec, before)
+            for spec in before.app.services
+            if spec.name in held or spec.name in kept
+        ]
     parts += [_gateway(order, node, len(nodes)) for node in nodes]
     return _deployment(
         controller,
@@ -66,6 +82,22 @@ def application(order: AppOrder, controller: type, *, nodes: Sequence[str]) -> A
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
     ).bind(pack(order), *parts)
+
+
+def stages(order: AppOrder) -> list[list[str]]:
+    """Return which services an order changes, in the order in which they go over to it.
+
+    What is called goes before those that call it, so a caller never is newer than what it calls.
+    """
+    before = {} if order.previous is None else {s.name: s for s in order.previous.app.services}
+    depths: dict[str, int] = {}
+    found: dict[int, list[str]] = {}
+    for spec in order.current.app.services:  # dependencies first
+        called = [e.service for one in (*spec.beside, spec) for e in one.dependencies]
+        depth = depths[spec.name] = 1 + max((depths.get(name, 0) for name in called), default=0)
+        if spec.name not in before or version_of(spec) != version_of(before[spec.name]):
+            found.setdefault(depth, []).append(spec.name)
+    return [found[depth] for depth in sorted(found)]
 
 
 def services(order: AppOrder) -> dict[str, bool]:
@@ -88,11 +120,11 @@ def gateway_name(node: str) -> str:
     return f"{GATEWAY}{node[:12]}"
 
 
-def _replica(order: AppOrder, spec: ServiceSpec) -> Application:
+def _replica(order: AppOrder, spec: ServiceSpec, revision: Revision) -> Application:
     told = ReplicaOrder(
         common=order.common,
         spec=spec,
-        code=order.current.code,
+        code=revision.code,
         services=services(order),
         jobs=order.jobs,
     )

@@ -64,6 +64,8 @@ class RayController(Process):
         super().__init__(self._order.common, CONTROLLER, "controller")
         self._lock = asyncio.Lock()
         self._outcome = Outcome()
+        self._failure = ""
+        self._stages: list[list[str]] = []
         self._closing = False
         self._nodes: tuple[str, ...] = ()
         self._told: dict[str, str] = {}
@@ -104,8 +106,7 @@ class RayController(Process):
 
     async def outcome(self, serial: int) -> bytes:
         """Return the `Outcome` of an order, packed."""
-        done = self._outcome if serial == self._order.serial or self._outcome.error else Outcome()
-        return pack(done)
+        return pack(self._outcome if serial == self._order.serial else Outcome())
 
     async def leave(self) -> None:
         """Have the gateways say that the app is not ready."""
@@ -123,7 +124,7 @@ class RayController(Process):
     async def _close(self) -> None:
         async with self._lock:
             self._closing, self._nodes = True, ()
-            await self._deploy(self._order)
+            await self._deploy()
 
     async def status(self) -> bytes:
         """Return the `AppStatus`, packed."""
@@ -171,12 +172,15 @@ class RayController(Process):
 
     async def _apply(self, order: AppOrder) -> None:
         async with self._lock:
-            await self._deploy(order)
-            self._order, self._outcome = order, Outcome()
-            self._follow()
+            self._order, self._outcome, self._failure = order, Outcome(), ""
+            self._stages = build.stages(order)[1:]
+            await self._deploy()
 
-    async def _deploy(self, order: AppOrder) -> None:
-        await asyncio.to_thread(build.deploy, order, type(self), nodes=self._nodes)
+    async def _deploy(self) -> None:
+        """Tell Ray Serve of the order, up to the stage that it is in."""
+        held = frozenset(name for stage in self._stages for name in stage)
+        await asyncio.to_thread(build.deploy, self._order, type(self), nodes=self._nodes, held=held)
+        self._follow()
 
     # -- watching ----------------------------------------------------------------------------
 
@@ -198,8 +202,7 @@ class RayController(Process):
             if found != self._nodes and not self._closing:
                 _log.info("nodes changed", gateways=len(found))
                 self._nodes = found
-                await self._deploy(self._order)
-                self._follow()
+                await self._deploy()
             self._seen = (await asyncio.to_thread(serve.status)).applications.get(self.common.app)
             if not self._outcome.done and self._seen is not None:
                 await self._settle(self._seen)
@@ -207,19 +210,22 @@ class RayController(Process):
         await self._tell_states()
 
     async def _settle(self, seen: ApplicationStatusOverview) -> None:
-        """See whether the order is carried out: if so gateways get its app, if not the old holds."""
+        """Go on with an order: to its next stage, to its end, or back to what was before."""
         if seen.status is ApplicationStatus.RUNNING:
-            if all([await self._tell_app(one) for one in self._processes(GATEWAY)]):
-                self._outcome = Outcome(done=True)
+            if self._stages:
+                del self._stages[0]
+                await self._deploy()
+            elif all([await self._tell_app(one) for one in self._processes(GATEWAY)]):
+                self._outcome = Outcome(done=True, error=self._failure)
         elif seen.status is ApplicationStatus.DEPLOY_FAILED:
-            why = failure(seen)
-            _log.error("the new revision does not start", why=why)
-            order, before = self._order, self._order.previous
-            if before is not None:
-                self._order = msgspec.structs.replace(order, current=before, previous=None)
-                await self._deploy(self._order)
-                self._follow()
-            self._outcome = Outcome(done=True, error=why)
+            why, before = failure(seen), self._order.previous
+            _log.error("a service does not start", why=why)
+            if before is None or self._failure:
+                self._outcome = Outcome(done=True, error=self._failure or why)
+            else:
+                self._failure, self._stages = why, []
+                self._order = msgspec.structs.replace(self._order, current=before, previous=None)
+                await self._deploy()
 
     async def _tell_app(self, gateway: str) -> bool:
         """Have a gateway answer for the app as it is now; returns whether it does."""
@@ -295,6 +301,8 @@ class RayController(Process):
     async def _status(self) -> AppStatus:
         order, seen = self._order, self._seen
         alive = self._processes()
+        new = alive.keys() - self._stats.keys()
+        await asyncio.gather(*(self._count(one, alive[one]) for one in new))
         scheme = order.front.edge.scheme
         return AppStatus(
             target=order.target,

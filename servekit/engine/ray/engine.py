@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import chain
 
 import msgspec
@@ -18,12 +19,9 @@ from servekit.engine.numbers import bounds, initial
 from servekit.engine.ray import cluster
 from servekit.engine.ray.deploy import Deployment, order_of, revision, url_of
 from servekit.errors import CallError, ConfigError, NotFound
-from servekit.observe.log import get_logger
 from servekit.settings import Settings
 
-_log = get_logger("servekit.ray")
-
-_TICK_S = 1.0
+_TICK_S = 0.5
 
 
 class RayEngine:
@@ -101,11 +99,11 @@ class RayEngine:
             )
         order, _ = await asyncio.to_thread(self._deployment.next, self._order, None)
         self._deployed = True
+        self._tasks.spawn(self._tick(), name="tick")
         await self._deployment.carry_out(order, timeout_s=self._settings.start_timeout_s)
         self._order = order
-        await self._look()
+        await self.look()
         self.ready = True
-        self._tasks.spawn(self._tick(), name="tick")
 
     async def roll(self, described: Described) -> list[str]:
         """Go over to another revision without losing a call; returns the services that changed.
@@ -120,7 +118,7 @@ class RayEngine:
         order, plan = await asyncio.to_thread(self._deployment.next, wanted, before)
         await self._deployment.carry_out(order, timeout_s=self._settings.start_timeout_s)
         self._order, self.app = order, described.app
-        await self._look()
+        await self.look()
         return [*plan.starts, *plan.restarts]
 
     async def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
@@ -131,27 +129,32 @@ class RayEngine:
             ResourceError: The cluster could not hold them.
         """
         await asyncio.to_thread(self._deployment.scale, dict(wanted))
-        await self._look()
 
     def status(self) -> AppStatus:
         """Return what ran at the last look."""
         return self._status
 
+    async def look(self) -> AppStatus:
+        """Look what runs now; what was there before is known as long as nobody answers."""
+        try:
+            found = await asyncio.to_thread(self._deployment.status)
+        except (CallError, NotFound):
+            return self._status
+        self._status = msgspec.structs.replace(found, pid=os.getpid(), url=self.url)
+        return self._status
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            await self._look()
+            await self.look()
+            await self._print()
 
-    async def _look(self) -> None:
-        try:
-            found = await asyncio.to_thread(self._deployment.status)
+    async def _print(self) -> None:
+        """Print what the app's processes have printed, as those of the local engine do."""
+        with suppress(CallError):
             printed = await asyncio.to_thread(self._deployment.logs, self._printed)
             for line in chain.from_iterable(printed.values()):
-                print(line, file=sys.stderr)  # noqa: T201  (what the local engine's children print)
-        except (CallError, NotFound) as error:
-            _log.warning("the app does not say how it is", why=str(error))
-            return
-        self._status = msgspec.structs.replace(found, pid=os.getpid(), url=self.url)
+                print(line, file=sys.stderr)  # noqa: T201
 
     async def leave(self) -> None:
         """Say that the app is not ready any more, but go on as before."""
@@ -161,7 +164,7 @@ class RayEngine:
         """Finish the requests on board, end the app, and leave the cluster."""
         await self._tasks.close()
         if self.ready:
-            await self._look()
+            await self._print()
         if self._deployed:
             until = time.monotonic() + self._settings.drain_s
             await asyncio.to_thread(self._deployment.delete, until)

@@ -1,4 +1,4 @@
-"""What an app does on this machine it does on Ray: tests of `tests/flow`, run there."""
+"""Through the door, on Ray: what `tests/flow/test_http.py` asks of this machine."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tests.flow.test_http import *  # noqa: F403
 
 
 @pytest.fixture(scope="module")
-def app(cluster):
+def app():
     running = Running("kinds.py:Http")
     try:
         asyncio.run(running.ready())
