@@ -10,6 +10,7 @@ VENVS = Path(__file__).parent / ".venvs"
 
 LIMIT = "limit"
 SERVEKIT = "servekit"
+RAY_TUNED = "ray-tuned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ def _servekit(launch: Launch) -> list[str]:
     return ["-m", "servekit", "serve", target, "--port", str(launch.port), "--drain-delay-s", "0"]
 
 
+def _servekit_ray(launch: Launch) -> list[str]:
+    return [*_servekit(launch), "--engine", "ray"]
+
+
 def _bentoml(launch: Launch) -> list[str]:
     target = f"bentoml_app:{_CLASSES[launch.workload]}"
     address = ("--host", "127.0.0.1", "--port", str(launch.port))
@@ -106,6 +111,13 @@ CONTENDERS = {
         ),
         Contender(SERVEKIT, "servekit", _NAMED_PATHS, _servekit),
         Contender(
+            "servekit-ray",
+            "servekit on Ray",
+            _NAMED_PATHS,
+            _servekit_ray,
+            environment=_ray_environment,
+        ),
+        Contender(
             "fastapi",
             "FastAPI, uvicorn",
             _SINGLE_SERVICE_PATHS,
@@ -140,7 +152,7 @@ CONTENDERS = {
             _ray_environment,
         ),
         Contender(
-            "ray-tuned",
+            RAY_TUNED,
             "Ray Serve, HAProxy + throughput mode",
             dict.fromkeys(_CLASSES, "/"),
             _script("ray_app.py"),

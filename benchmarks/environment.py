@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.contenders import ROOT, SERVEKIT, Contender
+from benchmarks.contenders import ROOT, Contender
 
 STAMP = "requirements.stamp"
 _LIST_VERSIONS = """
@@ -24,7 +24,7 @@ class UnavailableError(Exception):
 
 def prepare(contender: Contender) -> None:
     """Create the contender's environment, unless a stamp says that it is there already."""
-    if contender.name == SERVEKIT:
+    if contender.venv == ROOT / ".venv":
         _check_servekit(contender)
         return
     wanted = "".join(f"{requirement}\n" for requirement in contender.requirements)

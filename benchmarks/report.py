@@ -6,14 +6,14 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from benchmarks.contenders import LIMIT, SERVEKIT
+from benchmarks.contenders import LIMIT, RAY_TUNED, SERVEKIT
 from benchmarks.load import Sample
 from benchmarks.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 _HEADER = (
-    f"{'contender':<10} {'conns':>5} {'median':>9} {'/limit':>7} {'/servekit':>9} "
-    f"{'P50 ms':>8} {'P99 ms':>8} {'CPU us/req':>10} {'noise':>5}  note"
+    f"{'contender':<12} {'conns':>5} {'median':>9} {'/limit':>7} {'/servekit':>9} "
+    f"{'/ray-tuned':>10} {'P50 ms':>8} {'P99 ms':>8} {'CPU us/req':>10} {'noise':>5}  note"
 )
 
 Key: TypeAlias = tuple[str, str, int]
@@ -74,9 +74,9 @@ class Report:
         if WORKLOADS[workload].units_per_request > 1 and not note:
             note = f"{chunks} chunks"
         return (
-            f"{contender:<10} {connections:>5} {rate:>9,.0f} {_times(self.ratio(key, LIMIT)):>7} "
-            f"{_times(self.ratio(key, SERVEKIT)):>9} {median(s.p50_ms for s in samples):>8.2f} "
-            f"{median(s.p99_ms for s in samples):>8.2f} "
+            f"{contender:<12} {connections:>5} {rate:>9,.0f} {_times(self.ratio(key, LIMIT)):>7} "
+            f"{_times(self.ratio(key, SERVEKIT)):>9} {_times(self.ratio(key, RAY_TUNED)):>10} "
+            f"{median(s.p50_ms for s in samples):>8.2f} {median(s.p99_ms for s in samples):>8.2f} "
             f"{median(s.cpu_us_per_request for s in samples):>10,.0f} "
             f"{median(s.foreign_cores for s in samples):>5.2f}  {note}"
         ).rstrip()
@@ -92,6 +92,7 @@ class Report:
                 "requests_per_second": median(s.requests_per_second for s in rounds.values()),
                 "ratio_to_limit": self.ratio(key, LIMIT),
                 "ratio_to_servekit": self.ratio(key, SERVEKIT),
+                "ratio_to_ray_tuned": self.ratio(key, RAY_TUNED),
                 "rounds": {number: asdict(sample) for number, sample in rounds.items()},
             }
             for key, rounds in self.samples.items()

@@ -35,7 +35,7 @@ from servekit.spec.graph import depends, ref
 from servekit.spec.item import Item, ItemError
 from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warmup
 from servekit.spec.mount import mount_asgi
-from servekit.spec.policy import Autoscale, Limits
+from servekit.spec.policy import Autoscale, Limits, Placement
 from servekit.spec.promise import promise
 from servekit.spec.service import service
 from servekit.spec.task import task
@@ -54,6 +54,7 @@ __all__ = [
     "Item",
     "ItemError",
     "Limits",
+    "Placement",
     "__version__",
     "batched",
     "connect",

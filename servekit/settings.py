@@ -138,6 +138,13 @@ def _words(value: object) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _pairs(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = [word.partition("=") for word in _words(value)]
+    if not all(name and sep for name, sep, _ in pairs):
+        raise _Unusable("need labels like zone=a, separated by commas")
+    return tuple((name, text) for name, _, text in pairs)
+
+
 def _setting(default: Any, parse: Callable[[object], Any], variable: str = "") -> Any:
     """Return a dataclass field that knows how to read its value, and its variable's odd name."""
     return field(default=default, metadata={"parse": parse, "variable": variable})
@@ -153,6 +160,7 @@ class Settings:
         engine: What runs an app: `local` starts processes on this machine, `ray` replicas on Ray.
         ray_address: A Ray cluster to join: `auto`, `host:port` or `ray://host:port`; None starts one
             on this machine.
+        gateway_nodes: On Ray: labels of the nodes that have a gateway, like `door=yes`; empty is all.
         host: Address that the gateway listens on.
         port: Its port; 0 takes a free one.
         gateway_workers: Gateway processes that share that port.
@@ -193,6 +201,7 @@ class Settings:
     log_format: LogFormat = _setting("console", _choice("console", "json"))  # noqa: RUF009
     engine: Literal["local", "ray"] = _setting("local", _choice("local", "ray"))
     ray_address: str | None = _setting(None, _text)
+    gateway_nodes: tuple[tuple[str, str], ...] = _setting((), _pairs)
     host: str = _setting("127.0.0.1", _text)
     port: int = _setting(3000, _whole(0, 65535))
     gateway_workers: int = _setting(1, _whole(1, 64))
@@ -255,12 +264,20 @@ class Settings:
         return {f.name: _masked(f.name, getattr(self, f.name)) for f in fields(self)}
 
 
+def _word(value: object) -> str:
+    return "=".join(cast("tuple[str, str]", value)) if isinstance(value, tuple) else str(value)
+
+
 def _masked(name: str, value: object) -> str:
     if value is None or value == ():
         return ""
     if not isinstance(value, Path) and _SECRET.search(name):
         return "…"
-    text = ", ".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
+    text = (
+        ", ".join(map(_word, cast("tuple[object, ...]", value)))
+        if isinstance(value, tuple)
+        else str(value)
+    )
     return _USER_INFO.sub("://…@", text)
 
 

@@ -3,14 +3,13 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from servekit.cli.apps import Pid, Url, ask, running, the_one
+from servekit.cli.apps import App, Name, Pid, RayAddress, Url, running, the_one
 from servekit.cli.console import print_json, rows, write
-from servekit.errors import CallError, ConfigError, WireError
+from servekit.errors import CallError, ConfigError
 from servekit.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,8 +28,10 @@ def scale(
         ),
     ],
     *,
+    name: Name = None,
     url: Url = None,
     pid: Pid = None,
+    ray_address: RayAddress = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the replicas are ready.")] = (
         False
     ),
@@ -43,7 +44,11 @@ def scale(
     """
     import msgspec  # noqa: PLC0415
 
-    before, after = asyncio.run(_scale(_read(numbers), url, pid, wait=wait))
+    async def work() -> "tuple[list[ServiceStatus], list[ServiceStatus]]":
+        apps = await running(Settings.load(ray_address=ray_address))
+        return await _scale(the_one(apps, url=url, pid=pid, name=name), _read(numbers), wait=wait)
+
+    before, after = asyncio.run(work())
     if json:
         print_json(msgspec.json.encode(after))
         return
@@ -63,28 +68,17 @@ def _read(words: Sequence[str]) -> dict[str, int | tuple[int, int]]:
 
 
 async def _scale(
-    numbers: dict[str, int | tuple[int, int]], url: str | None, pid: int | None, *, wait: bool
+    app: App, numbers: dict[str, int | tuple[int, int]], *, wait: bool
 ) -> "tuple[list[ServiceStatus], list[ServiceStatus]]":
     """Return these services as they were, and as they are then."""
-    from servekit.engine.control import Scale  # noqa: PLC0415
-
-    app = the_one(await running(Settings.load().runtime_dir), url, pid)
-    status = await ask(app.socket, "scale", Scale(numbers))
-    before, after = _named(app.status, numbers), _named(status, numbers)
+    before, after = _named(app.status, numbers), _named(await app.scale(numbers), numbers)
     while wait and not all(map(_is_there, after)):
         await asyncio.sleep(_POLL_S)
-        after = await _look(app.socket, numbers)
+        after = _named(await app.look(), numbers)
         for was, service in zip(before, after, strict=True):
             if service.restarts > was.restarts:
                 raise CallError(f"{service.name}: a replica did not start; the app's log says why")
     return before, after
-
-
-async def _look(socket: Path, names: dict[str, int | tuple[int, int]]) -> "list[ServiceStatus]":
-    try:
-        return _named(await ask(socket, "status"), names)
-    except (OSError, WireError):
-        raise CallError("the app has ended") from None
 
 
 def _named(status: "AppStatus", names: dict[str, int | tuple[int, int]]) -> "list[ServiceStatus]":

@@ -1,4 +1,4 @@
-"""`servekit status`: the apps of this user that run on this machine."""
+"""`servekit status`: the apps of this user that run on this machine, or those of a Ray cluster."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from servekit.cli.apps import Pid, Url, chosen, running
+from servekit.cli.apps import Name, Pid, RayAddress, Url, chosen, running
 from servekit.cli.console import Line, print_json, rows, write
 from servekit.settings import Settings
 
@@ -18,17 +18,20 @@ _STATES = {"ready": "green", "starting": "cyan", "unready": "red", "draining": "
 
 def status(
     *,
+    name: Name = None,
     url: Url = None,
     pid: Pid = None,
+    ray_address: RayAddress = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array of apps.")] = False,
 ) -> None:
-    """Show the apps that run on this machine.
+    """Show the apps that run on this machine, or on a Ray cluster.
 
     For each service: its replicas, their calls and their memory.
     """
     import msgspec  # noqa: PLC0415
 
-    found = chosen(asyncio.run(running(Settings.load().runtime_dir)), url, pid)
+    apps_there = asyncio.run(running(Settings.load(ray_address=ray_address)))
+    found = chosen(apps_there, url=url, pid=pid, name=name)
     apps = [app.status for app in found]
     if json:
         print_json(msgspec.json.encode(apps))
@@ -41,7 +44,9 @@ def status(
 def _app(app: "AppStatus", *, first: bool) -> Iterator[Line]:
     if not first:
         yield []
-    facts = f"pid {app.pid}, up {_duration(app.uptime_s)}, revision {app.revision}"
+    facts = (
+        f"pid {app.pid}, " if app.pid else ""
+    ) + f"up {_duration(app.uptime_s)}, revision {app.revision}"
     yield [(app.target, "bold"), ("  ", ""), (app.url, "cyan"), (f"  {facts}", "dim")]
     head = ("service", "process", "pid", "state", "ongoing", "finished", "memory")
     table: list[Line] = [[(text, "dim") for text in head]]

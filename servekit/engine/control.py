@@ -151,8 +151,14 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A running app, for `servekit status`."""
+    """A running app, for `servekit status`.
 
+    Attributes:
+        name: Of its root service; what it is deployed as, on a cluster.
+        pid: Of the `servekit serve` that it is of; 0 if nothing here keeps it up.
+    """
+
+    name: str
     target: str
     url: str
     pid: int

@@ -405,6 +405,7 @@ class Supervisor:
     def status(self) -> AppStatus:
         """Return what runs, also while it starts."""
         return AppStatus(
+            name=self.app.root,
             target=self._target,
             url=self.url,
             pid=os.getpid(),

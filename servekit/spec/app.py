@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from servekit.errors import NotFound, suggest
-from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources, TaskPolicy
+from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Placement, Resources, TaskPolicy
 from servekit.spec.raw import Form
 
 Kind = Literal["unary", "stream", "batched", "task"]
@@ -108,6 +108,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         prefix: Route prefix, `""` for the root; None has no HTTP routes.
         replicas: A number, or a policy.
         resources: What it needs itself; `needs` is what its process needs.
+        placement: Where on a cluster its processes may be.
         args: Keyword arguments of the constructor; JSON values.
         version: Label of this version of the service.
         code: Digest of the source that it runs.
@@ -119,6 +120,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     prefix: str | None = None
     replicas: int | Autoscale = 1
     resources: Resources = Resources()
+    placement: Placement = Placement()
     limits: Limits = Limits()
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     args: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])

@@ -15,7 +15,7 @@ from servekit.errors import SpecError
 from servekit.spec.app import Kind
 from servekit.spec.item import Item
 from servekit.spec.place import place
-from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Resources, TaskPolicy
+from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Placement, Resources, TaskPolicy
 
 if TYPE_CHECKING:
     from servekit.spec.schema import InputSchema, OutputSchema
@@ -155,6 +155,7 @@ class ServiceDefinition:
     prefix: str | None
     replicas: int | Autoscale
     resources: Resources
+    placement: Placement
     limits: Limits
     env: Mapping[str, str]
     args: Mapping[str, Any]

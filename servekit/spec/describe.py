@@ -63,6 +63,7 @@ def _service(service: ServiceDefinition, sources: Sources) -> ServiceSpec:
         prefix=service.prefix,
         replicas=service.replicas,
         resources=service.resources,
+        placement=service.placement,
         limits=service.limits,
         env=dict(service.env),
         args=dict(service.args),

@@ -5,6 +5,7 @@ All are plain data, so they serialise into the `AppSpec` as they are.
 
 from collections.abc import Iterable
 from math import inf
+from typing import Any, Literal
 
 import msgspec
 
@@ -165,6 +166,51 @@ class TaskPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError(f"task(max_concurrency={self.max_concurrency}): must be 1 or more")
         if self.max_queued < 1:
             raise SpecError(f"task(max_queued={self.max_queued}): must be 1 or more")
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where on a cluster a replica may be; a single machine has no choice, and ignores it.
+
+    Attributes:
+        accelerator: Kind of GPU, like `"A100"`; "" takes any.
+        resources: Amounts of the cluster's custom resources.
+        labels: Labels that the node must have.
+        bundles: Resources to reserve together, for a replica that starts workers of its own; the
+            replica itself runs in the first, by the cluster's names: `({"GPU": 2}, {"CPU": 4})`.
+        strategy: How bundles are spread over nodes.
+        python: Python interpreter on the nodes, with the same Ray and servekit; "" is the cluster's.
+        runtime_env: Ray runtime environment, as JSON values.
+    """
+
+    accelerator: str = ""
+    resources: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    labels: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    bundles: tuple[dict[str, float], ...] = ()
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    python: str = ""
+    runtime_env: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name, amount in self.resources.items():
+            if name in ("CPU", "GPU", "memory"):
+                raise SpecError(
+                    f"Placement(resources={{{name!r}: …}}): write it as cpu=, gpu= or memory= of "
+                    "@sk.service"
+                )
+            if amount <= 0:
+                raise SpecError(f"Placement(resources={{{name!r}: {amount}}}): must be above 0")
+        if any(not bundle or min(bundle.values()) < 0 for bundle in self.bundles):
+            raise SpecError("Placement(bundles=…): each needs resources, with amounts of 0 or more")
+        if self.strategy not in _STRATEGIES:
+            raise SpecError(
+                f"Placement(strategy={self.strategy!r}): write one of {', '.join(_STRATEGIES)}"
+            )
+        for name, what in (("py_executable", "python="), ("env_vars", "env= of @sk.service")):
+            if name in self.runtime_env:
+                raise SpecError(f"Placement(runtime_env={{{name!r}: …}}): write it as {what}")
+
+
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):

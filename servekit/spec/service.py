@@ -19,7 +19,7 @@ from servekit.spec.graph import Dependency
 from servekit.spec.lifecycle import hook_of
 from servekit.spec.mount import mount_of
 from servekit.spec.place import at, place
-from servekit.spec.policy import Autoscale, Limits, Resources
+from servekit.spec.policy import Autoscale, Limits, Placement, Resources
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ def service(
     gpu: float = ...,
     cpu: float = ...,
     memory: str | int | None = ...,
+    placement: Placement | None = ...,
     limits: Limits | None = ...,
     env: Mapping[str, str] | None = ...,
     version: str = ...,
@@ -51,6 +52,7 @@ def service(
     gpu: float = 0.0,
     cpu: float = 0.0,
     memory: str | int | None = None,
+    placement: Placement | None = None,
     limits: Limits | None = None,
     env: Mapping[str, str] | None = None,
     version: str = "1",
@@ -65,6 +67,7 @@ def service(
         gpu: Devices for one replica: below 1 shares one, whole numbers take that many.
         cpu: Cores that one replica keeps busy; more than there are is a warning.
         memory: Memory of one replica: bytes, or text like `"4GiB"`. More than there is is refused.
+        placement: Where on a cluster a replica may be.
         limits: Bounds of its queues; None takes the defaults of `Limits`.
         env: Environment variables of its replicas.
         version: Label of this version.
@@ -91,6 +94,7 @@ def service(
             prefix=prefix,
             replicas=replicas,
             resources=resources,
+            placement=placement or Placement(),
             limits=limits or Limits(),
             env=dict(env or {}),
             args={},

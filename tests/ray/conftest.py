@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.flow import harness
-from tests.flow.conftest import pytest_pyfunc_call  # noqa: F401  (which finds it here)
+from tests.flow.conftest import pytest_pyfunc_call
 
 TOKEN = secrets.token_hex(32)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.flow.harness import Running, show
-from tests.flow.test_cancellation import *  # noqa: F403
+from tests.flow.test_cancellation import *
 
 
 @pytest.fixture(scope="module")

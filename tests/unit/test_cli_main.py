@@ -15,6 +15,10 @@ VERBS = [
     "graph",
     "status",
     "scale",
+    "deploy",
+    "rollback",
+    "logs",
+    "delete",
     "doctor",
     "jobs",
     "keys",
@@ -86,7 +90,7 @@ def test_a_wrong_setting_is_explained(capsys):
 
 
 def test_an_error_of_ours_is_not_swallowed(monkeypatch):
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("servekit.settings.Settings.load", broken)

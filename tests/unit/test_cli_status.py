@@ -7,16 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from servekit.cli.apps import App, chosen, running, the_one
+from servekit.cli.apps import App, Here, chosen, running, the_one
 from servekit.cli.main import run
 from servekit.cli.status import _duration
 from servekit.engine.control import AppStatus, ProcessStatus, ServiceStatus, handler
 from servekit.errors import ConfigError
+from servekit.settings import Settings
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, Listener
 
 APP = AppStatus(
+    name="Search",
     target="app:Search",
     url="http://127.0.0.1:3000",
     pid=4,
@@ -86,7 +88,7 @@ async def ask_beside_others(folder: Path) -> list[App]:
     for listener in listeners:
         await listener.open()
     try:
-        return await running(folder)
+        return await running(Settings(runtime_dir=folder))
     finally:
         for listener in listeners:
             await listener.close()
@@ -100,12 +102,12 @@ def test_finds_what_answers_and_leaves_out_what_does_not(folder):
     make(folder, "servekit-file").write_text("no socket")
     make(folder, "else-b")
     [app] = asyncio.run(ask_beside_others(folder))
-    assert app == (folder / "servekit-a/admin.sock", APP)
+    assert (app.socket, app.status) == (folder / "servekit-a/admin.sock", APP)
 
 
 def test_a_table_for_people(folder, monkeypatch, capsys):
-    async def found(_: Path) -> list[App]:
-        return [App(Path("admin.sock"), APP)]
+    async def found(_: Settings) -> list[App]:
+        return [Here(Path("admin.sock"), APP)]
 
     monkeypatch.setattr("servekit.cli.status.running", found)
     assert run(["status"]) == 0
@@ -124,20 +126,22 @@ def test_a_table_for_people(folder, monkeypatch, capsys):
 
 def test_one_app_is_chosen():
     other = msgspec.structs.replace(APP, url="http://127.0.0.1:4000", pid=9)
-    apps = [App(Path("a"), APP), App(Path("b"), other)]
-    assert the_one(apps[:1], None, None).socket == Path("a")
-    assert the_one(apps, "http://127.0.0.1:4000/", None).socket == Path("b")
-    assert the_one(apps, None, 4).socket == Path("a")
-    assert chosen(apps, None, None) == apps
-    assert chosen(apps, "http://127.0.0.1:4000", 4) == []
-    with pytest.raises(ConfigError, match=r"2 apps run here; choose one by --url or --pid\n  app:"):
-        the_one(apps, None, None)
+    apps = [Here(Path("a"), APP), Here(Path("b"), other)]
+    assert the_one(apps[:1]).socket == Path("a")
+    assert the_one(apps, url="http://127.0.0.1:4000/").socket == Path("b")
+    assert the_one(apps, pid=4).socket == Path("a")
+    assert chosen(apps) == apps
+    assert chosen(apps, url="http://127.0.0.1:4000", pid=4) == []
     with pytest.raises(
-        ConfigError, match=r"no such app\n  app:Search  http://127.0.0.1:3000  pid 4"
+        ConfigError, match=r"2 apps run here; choose one by --app, --url or --pid\n  Search  app:"
     ):
-        the_one(apps, None, 5)
+        the_one(apps)
+    with pytest.raises(
+        ConfigError, match=r"no such app\n  Search  app:Search  http://127.0.0.1:3000  pid 4"
+    ):
+        the_one(apps, pid=5)
     with pytest.raises(ConfigError, match="no app runs here; servekit serve"):
-        the_one([], None, None)
+        the_one([])
 
 
 def test_nothing_runs(folder, monkeypatch, capsys):

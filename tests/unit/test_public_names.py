@@ -15,7 +15,7 @@ NAMES = {
     "service", "endpoint", "batched", "task", "depends", "ref",
     "mount_asgi", "on_build", "setup", "warmup", "ready", "live", "teardown",
     # types and settings
-    "Array", "Autoscale", "File", "Item", "ItemError", "Limits",
+    "Array", "Autoscale", "File", "Item", "ItemError", "Limits", "Placement",
     # use
     "AsyncClient", "Client", "connect", "context", "job", "local", "promise",
 }  # fmt: skip

@@ -18,6 +18,9 @@ def test_defaults(tmp_path):
     assert dataclasses.asdict(Settings()) == {
         "log_level": "info",
         "log_format": "console",
+        "engine": "local",
+        "ray_address": None,
+        "gateway_nodes": (),
         "host": "127.0.0.1",
         "port": 3000,
         "gateway_workers": 1,

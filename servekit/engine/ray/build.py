@@ -28,7 +28,7 @@ from servekit.engine.ray.orders import (
     pack,
 )
 from servekit.engine.ray.replica import RayReplica
-from servekit.spec.app import ServiceSpec
+from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.spec.policy import Autoscale
 from servekit.version import __version__
 
@@ -40,7 +40,12 @@ _STARTS = 2
 
 
 def deploy(
-    order: AppOrder, controller: type, *, nodes: Sequence[str], held: Collection[str] = ()
+    order: AppOrder,
+    controller: type,
+    *,
+    nodes: Sequence[str],
+    before: Revision | None = None,
+    held: Collection[str] = (),
 ) -> None:
     """Tell Ray Serve what is wanted; returns at once.
 
@@ -48,9 +53,10 @@ def deploy(
         order: The app.
         controller: What Serve makes its controller of, `RayController`.
         nodes: Ids of the nodes that are to have a gateway.
-        held: Services that stay as they were before this order.
+        before: What runs.
+        held: Services that stay as they are there, or are not there yet.
     """
-    app = application(order, controller, nodes=nodes, held=held)
+    app = application(order, controller, nodes=nodes, before=before, held=held)
     serve.run_many(
         [RunTarget(app, name=order.common.app, route_prefix=None)],
         wait_for_ingress_deployment_creation=False,
@@ -59,19 +65,22 @@ def deploy(
 
 
 def application(
-    order: AppOrder, controller: type, *, nodes: Sequence[str], held: Collection[str] = ()
+    order: AppOrder,
+    controller: type,
+    *,
+    nodes: Sequence[str],
+    before: Revision | None = None,
+    held: Collection[str] = (),
 ) -> Application:
-    """Return an app as Ray Serve takes it."""
-    current, before = order.current, order.previous
+    """Return an app as Ray Serve takes it; see `deploy`."""
+    current = order.current
     parts = [
         _replica(order, spec, current) for spec in current.app.services if spec.name not in held
     ]
     if held and before is not None:
-        kept = {spec.name for spec in before.app.services} - {s.name for s in current.app.services}
+        there = {spec.name for spec in current.app.services} - set(held)
         parts += [
-            _replica(order, spec, before)
-            for spec in before.app.services
-            if spec.name in held or spec.name in kept
+            _replica(order, spec, before) for spec in before.app.services if spec.name not in there
         ]
     parts += [_gateway(order, node, len(nodes)) for node in nodes]
     return _deployment(
@@ -84,18 +93,18 @@ def application(
     ).bind(pack(order), *parts)
 
 
-def stages(order: AppOrder) -> list[list[str]]:
-    """Return which services an order changes, in the order in which they go over to it.
+def stages(app: AppSpec, before: AppSpec) -> list[list[str]]:
+    """Return which services differ from what runs, in the order in which they are replaced.
 
     What is called goes before those that call it, so a caller never is newer than what it calls.
     """
-    before = {} if order.previous is None else {s.name: s for s in order.previous.app.services}
+    old = {spec.name: version_of(spec) for spec in before.services}
     depths: dict[str, int] = {}
     found: dict[int, list[str]] = {}
-    for spec in order.current.app.services:  # dependencies first
-        called = [e.service for one in (*spec.beside, spec) for e in one.dependencies]
+    for spec in app.services:  # dependencies first
+        called = [edge.service for one in (*spec.beside, spec) for edge in one.dependencies]
         depth = depths[spec.name] = 1 + max((depths.get(name, 0) for name in called), default=0)
-        if spec.name not in before or version_of(spec) != version_of(before[spec.name]):
+        if old.get(spec.name) != version_of(spec):
             found.setdefault(depth, []).append(spec.name)
     return [found[depth] for depth in sorted(found)]
 
@@ -137,21 +146,43 @@ def _replica(order: AppOrder, spec: ServiceSpec, revision: Revision) -> Applicat
         version=version_of(spec),
         ray_actor_options=actor_options(spec),
         max_surge_percent=0 if spec.name in order.crowded else 100,
+        **_bundles(spec),
         **scaling,
     ).bind(pack(told))
 
 
 def actor_options(spec: ServiceSpec) -> dict[str, Any]:
-    """Return what a replica asks of Ray."""
-    needs = spec.needs
-    options: dict[str, Any] = {"num_cpus": needs.cpu or SMALL_CPU}
-    if needs.gpu:
-        options["num_gpus"] = needs.gpu
-    if needs.memory:
-        options["memory"] = needs.memory
+    """Return what a replica asks of Ray, as `ray_actor_options`."""
+    needs, place = spec.needs, spec.placement
+    options: dict[str, Any] = {
+        "num_cpus": needs.cpu or SMALL_CPU,
+        "num_gpus": needs.gpu,
+        "memory": needs.memory,
+        "accelerator_type": place.accelerator,
+        "resources": place.resources,
+        "label_selector": place.labels,
+        "runtime_env": runtime_env(spec),
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def runtime_env(spec: ServiceSpec) -> dict[str, Any]:
+    """Return the environment of a replica's process, as Ray takes it."""
+    env: dict[str, Any] = dict(spec.placement.runtime_env)
     if spec.environment:
-        options["runtime_env"] = {"env_vars": spec.environment}
-    return options
+        env["env_vars"] = spec.environment
+    if spec.placement.python:
+        env["py_executable"] = spec.placement.python
+    return env
+
+
+def _bundles(spec: ServiceSpec) -> dict[str, Any]:
+    if not spec.placement.bundles:
+        return {}
+    return {
+        "placement_group_bundles": list(spec.placement.bundles),
+        "placement_group_strategy": spec.placement.strategy,
+    }
 
 
 def _autoscaling(spec: ServiceSpec, policy: Autoscale) -> dict[str, Any]:

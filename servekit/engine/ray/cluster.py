@@ -1,16 +1,21 @@
 """A Ray cluster: started here or joined, and what it offers against what an app asks for."""
 
+import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 import ray
+import ray.exceptions
 from ray import serve
 
-from servekit.engine.ray.build import actor_options
+from servekit.engine.ray.build import actor_options, runtime_env
 from servekit.errors import ConfigError, ResourceError
 from servekit.spec.app import ServiceSpec
+from servekit.version import __version__
 
 Number: TypeAlias = tuple[ServiceSpec, int]
 """A service, and how many replicas it is to have."""
@@ -86,14 +91,21 @@ def check(numbers: Iterable[Number], nodes: Iterable[Node]) -> None:
     nodes = tuple(nodes)
     total: dict[str, float] = {}
     for spec, number in numbers:
-        asked = _asked(spec)
-        if not any(_fits(asked, node.resources) for node in nodes):
+        labels = spec.placement.labels
+        able = [node for node in nodes if labels.items() <= node.labels.items()]
+        if not able:
             raise ResourceError(
-                f"{spec.name} asks for {_words(asked)} on one node, and no node of the cluster has "
-                f"that: {describe(nodes)}"
+                f"{spec.name} asks for a node with the labels {labels}, and there is none: "
+                f"{describe(nodes)}"
             )
-        for name, amount in asked.items():
-            total[name] = total.get(name, 0.0) + amount * number
+        for asked in _bundles(spec):
+            if not any(_fits(asked, node.resources) for node in able):
+                raise ResourceError(
+                    f"{spec.name} asks for {_words(asked)} on one node, and no node has that: "
+                    f"{describe(able)}"
+                )
+            for name, amount in asked.items():
+                total[name] = total.get(name, 0.0) + amount * number
     there = _sum(node.resources for node in nodes)
     if not _fits(total, there):
         raise ResourceError(
@@ -102,10 +114,74 @@ def check(numbers: Iterable[Number], nodes: Iterable[Node]) -> None:
         )
 
 
+async def check_environments(specs: Iterable[ServiceSpec], *, timeout_s: float = 60.0) -> None:
+    """Refuse environments in which no replica would ever start, or hang while it tries.
+
+    Raises:
+        ConfigError: An interpreter is not there or lacks what it needs, or an environment can't be
+            made in time.
+    """
+    for spec in specs:
+        if spec.placement.python or spec.placement.runtime_env:
+            await asyncio.to_thread(_check_environment, spec, timeout_s)
+
+
+def _check_environment(spec: ServiceSpec, timeout_s: float) -> None:
+    options: dict[str, Any] = {"num_cpus": 0, "label_selector": spec.placement.labels}
+    if python := spec.placement.python:
+        # In a process of its own first: Ray would wait for ever for a worker that has no Ray.
+        problem = ray.get(_try.options(**options).remote(python))
+        if problem:
+            raise ConfigError(f"{spec.name}: Placement(python={python!r}): {problem}")
+    task = _versions.options(**options, runtime_env=runtime_env(spec)).remote()
+    try:
+        found = ray.get(task, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(task, force=True)
+        raise ConfigError(
+            f"{spec.name}: no process started in its runtime_env within {timeout_s:g} s; Ray's "
+            "runtime_env logs on the nodes say why"
+        ) from None
+    except (ray.exceptions.RayError, ImportError) as error:
+        raise ConfigError(f"{spec.name}: its runtime_env can't be used: {error}") from error
+    if found != (own := _own_versions()):
+        raise ConfigError(
+            f"{spec.name}: its environment has {found}, and this process {own}; they must agree"
+        )
+
+
+def _own_versions() -> str:
+    python = ".".join(map(str, sys.version_info[:2]))
+    return f"Python {python}, Ray {ray.__version__}, servekit {__version__}"
+
+
+@ray.remote
+def _versions() -> str:
+    return _own_versions()
+
+
+@ray.remote
+def _try(python: str) -> str:
+    """Return what is wrong with an interpreter on this node; "" if nothing is."""
+    try:
+        done = subprocess.run(  # noqa: S603  (the app's author has chosen it)
+            [python, "-c", "import ray, servekit"],
+            capture_output=True,
+            text=True,
+            timeout=60.0,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"can't be run: {error}"
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+
+
 def has_room(numbers: Iterable[Number]) -> bool:
     """Return whether so many replicas would fit beside what runs now."""
     asked = _sum(
-        {name: amount * number for name, amount in _asked(spec).items()} for spec, number in numbers
+        {name: amount * number for name, amount in bundle.items()}
+        for spec, number in numbers
+        for bundle in _bundles(spec)
     )
     return _fits(asked, ray.available_resources())
 
@@ -120,12 +196,22 @@ def describe(nodes: Iterable[Node]) -> str:
     )
 
 
+def _bundles(spec: ServiceSpec) -> list[dict[str, float]]:
+    """Return what one replica reserves, by node."""
+    if not spec.placement.bundles:
+        return [_asked(spec)]
+    if spec.placement.strategy == "STRICT_PACK":
+        return [_sum(spec.placement.bundles)]
+    return list(spec.placement.bundles)
+
+
 def _asked(spec: ServiceSpec) -> dict[str, float]:
     options = actor_options(spec)
     names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-    return {names[name]: float(value) for name, value in options.items() if name in names} | {
-        name: float(value) for name, value in options.get("resources", {}).items()
-    }
+    asked = {names[name]: float(value) for name, value in options.items() if name in names}
+    if kind := spec.placement.accelerator:
+        asked[f"accelerator_type:{kind}"] = 0.001
+    return asked | {name: float(value) for name, value in spec.placement.resources.items()}
 
 
 def _fits(asked: Mapping[str, float], there: Mapping[str, float]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import ray
 from ray import serve
+from ray._private.state import state  # nothing public says which nodes drain
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from servekit.engine.control import (
@@ -34,7 +35,7 @@ from servekit.engine.ray.logs import Lines, Since
 from servekit.engine.ray.orders import CONTROLLER, GATEWAY, AppOrder, Outcome, States, pack
 from servekit.engine.ray.process import Process
 from servekit.engine.router import Router
-from servekit.errors import AuthorError, BadRequest, CallError, NotFound, suggest
+from servekit.errors import AuthorError, BadRequest, CallError, NotFound, SetupError, suggest
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate
 from servekit.spec.policy import Autoscale
@@ -48,6 +49,7 @@ _log = get_logger("servekit.controller")
 
 _TICK_S = 1.0
 _ASK_S = 2.0
+_TRACE = "Traceback (most recent call last):"
 _FAILED = ("UNHEALTHY", "DEPLOY_FAILED")
 
 
@@ -65,6 +67,7 @@ class RayController(Process):
         self._lock = asyncio.Lock()
         self._outcome = Outcome()
         self._failure = ""
+        self._before: AppOrder | None = None
         self._stages: list[list[str]] = []
         self._closing = False
         self._nodes: tuple[str, ...] = ()
@@ -172,8 +175,9 @@ class RayController(Process):
 
     async def _apply(self, order: AppOrder) -> None:
         async with self._lock:
+            before = self._before = self._order
             self._order, self._outcome, self._failure = order, Outcome(), ""
-            self._stages = build.stages(order)[1:]
+            self._stages = build.stages(order.current.app, before.current.app)[1:]
             await self._deploy()
 
     async def _deploy(self) -> None:
@@ -218,13 +222,13 @@ class RayController(Process):
             elif all([await self._tell_app(one) for one in self._processes(GATEWAY)]):
                 self._outcome = Outcome(done=True, error=self._failure)
         elif seen.status is ApplicationStatus.DEPLOY_FAILED:
-            why, before = failure(seen), self._order.previous
-            _log.error("a service does not start", why=why)
+            why, before = failure(seen), self._before
+            _log.error("a service does not start", why=why.partition("\n")[0])
             if before is None or self._failure:
                 self._outcome = Outcome(done=True, error=self._failure or why)
             else:
                 self._failure, self._stages = why, []
-                self._order = msgspec.structs.replace(self._order, current=before, previous=None)
+                self._order = msgspec.structs.replace(before, serial=self._order.serial)
                 await self._deploy()
 
     async def _tell_app(self, gateway: str) -> bool:
@@ -305,6 +309,7 @@ class RayController(Process):
         await asyncio.gather(*(self._count(one, alive[one]) for one in new))
         scheme = order.front.edge.scheme
         return AppStatus(
+            name=order.common.app,
             target=order.target,
             url=f"{scheme}://{order.front.host}:{order.front.port}",
             pid=0,
@@ -372,7 +377,7 @@ class RayController(Process):
 
 def nodes(labels: dict[str, str]) -> tuple[str, ...]:
     """Return the ids of the nodes that are to have a gateway: those that stay and have these labels."""
-    leaving = ray._private.state.state.get_draining_nodes()  # noqa: SLF001
+    leaving = state.get_draining_nodes()
     return tuple(
         sorted(
             node["NodeID"]
@@ -385,13 +390,22 @@ def nodes(labels: dict[str, str]) -> tuple[str, ...]:
 
 
 def failure(seen: ApplicationStatusOverview) -> str:
-    """Return why an app does not start, with the author's traceback where there is one."""
+    """Return why an app does not start: one line, and the author's traceback where there is one."""
     reasons = [
-        f"{name}: {one.message}"
+        _told(name, one.message)
         for name, one in seen.deployments.items()
         if one.status in _FAILED and one.message
     ]
     return "\n".join(reasons) or seen.message
+
+
+def _told(deployment: str, message: str) -> str:
+    """Return what a replica raised (`RayReplica`), out of what Ray says around it."""
+    _, found, own = message.rpartition(f"{SetupError.__module__}.{SetupError.__name__}: ")
+    if not found:
+        return f"{deployment}: {message}"
+    lines = own.splitlines()
+    return "\n".join(_TRACE if "ray::ServeReplica" in line else line for line in lines)
 
 
 def _desired(policy: int | Autoscale, seen: ApplicationStatusOverview | None, service: str) -> int:

@@ -97,6 +97,7 @@ def order_of(
         front=Front(
             host=settings.host,
             port=port,
+            labels=dict(settings.gateway_nodes),
             dev=dev,
             edge=Edge.of(settings),
             credentials=Credentials.of(settings),
@@ -105,6 +106,12 @@ def order_of(
         ),
         started_at=time.time(),
     )
+
+
+def deployed() -> list[str]:
+    """Return the names of all apps of ours that the cluster has."""
+    found = serve.status().applications
+    return sorted(name for name, seen in found.items() if CONTROLLER in seen.deployments)
 
 
 class Deployment:
@@ -211,6 +218,7 @@ class Deployment:
                 nothing is left.
         """
         first = not order.serial
+        await cluster.check_environments(order.current.app.services)
         try:
             if first:
                 there = nodes(order.front.labels)
@@ -220,7 +228,8 @@ class Deployment:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._until_done(order)
             if outcome.error:
-                raise SetupError(f"{self.name} does not start", trace=outcome.error)
+                message, _, trace = outcome.error.partition("\n")
+                raise SetupError(message, trace=trace)
         except BaseException as error:
             if first:
                 await asyncio.to_thread(self.delete)
@@ -309,7 +318,7 @@ class Deployment:
         )
 
     def _exists(self) -> None:
-        apps = [*serve.status().applications]
+        apps = deployed()
         if self.name not in apps:
             raise NotFound(
                 f"no app {self.name!r} runs on this cluster.{suggest(self.name, apps)}",

@@ -59,6 +59,7 @@ class RayEngine:
         self.url = url_of(order)
         self.ready = False
         self._status = AppStatus(
+            name=order.common.app,
             target=target,
             url=self.url,
             pid=os.getpid(),

@@ -1,0 +1,148 @@
+"""`servekit deploy`, `rollback`, `logs` and `delete`: an app on a Ray cluster, which stays there."""
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from servekit.cli.console import Line, rows, write
+from servekit.cli.run import Host, LogFormat, LogLevel, Port, Target
+from servekit.errors import ConfigError
+from servekit.settings import Settings
+
+if TYPE_CHECKING:
+    from servekit.engine.ray.deploy import Deployment, Plan
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="auto|HOST:PORT|ray://…", help="The Ray cluster; else auto."),
+]
+Name = Annotated[
+    str | None, typer.Option("--app", metavar="NAME", help="Its name; else the one that runs.")
+]
+_POLL_S = 0.5
+
+
+def deploy(
+    app: Target,
+    *,
+    target: Annotated[str, typer.Option(metavar="ray", help="Where it goes.")] = "ray",
+    ray_address: RayAddress = None,
+    name: Annotated[
+        str | None, typer.Option("--app", metavar="NAME", help="Its name; else its root service's.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only show what would change.")] = False,
+    host: Host = None,
+    port: Port = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Run an app on a cluster, or its new code in place of the old.
+
+    Shows first what will restart, and loses no call. Returns when everything is ready; if a replica
+    does not start, what ran before goes on, and the exit code is 1.
+    """
+    from servekit.engine.description import describe_elsewhere  # noqa: PLC0415
+
+    if target != "ray":
+        raise ConfigError(f"--target {target}: there is ray")
+    settings = Settings.load(
+        ray_address=ray_address,
+        host=host,
+        port=port,
+        log_format=log_format,
+        log_level=log_level,
+    )
+    described = asyncio.run(describe_elsewhere(app))
+    _join(settings)
+    from servekit.engine.ray.deploy import (  # noqa: PLC0415
+        Deployment,
+        order_of,
+        revision,
+        url_of,
+    )
+
+    wanted = order_of(app, revision(described), settings, name=name or "")
+    deployment = Deployment(wanted.common.app)
+    order, changes = deployment.next(wanted, deployment.order())
+    write(*rows(list(_plan(changes))))
+    if plan:
+        return
+    began = time.monotonic()
+    asyncio.run(deployment.carry_out(order, timeout_s=settings.start_timeout_s))
+    took = f"  {time.monotonic() - began:.1f} s"
+    write(
+        [(deployment.name, "bold"), (" is ready at ", ""), (url_of(order), "cyan"), (took, "dim")]
+    )
+
+
+def rollback(*, ray_address: RayAddress = None, name: Name = None) -> None:
+    """Go back to what ran before the last deploy, without losing a call."""
+    settings = Settings.load(ray_address=ray_address)
+    deployment = _the_one(settings, name)
+    asyncio.run(deployment.rollback(timeout_s=settings.start_timeout_s))
+    write([(deployment.name, "bold"), (f" is back at revision {deployment.status().revision}", "")])
+
+
+def logs(
+    *,
+    ray_address: RayAddress = None,
+    name: Name = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> None:
+    """Print what the processes of an app on a cluster have printed.
+
+    Each keeps its last 2,000 lines.
+    """
+    deployment = _the_one(Settings.load(ray_address=ray_address), name)
+    seen: dict[str, int] = {}
+    while True:
+        for process, lines in sorted(deployment.logs(seen).items()):
+            for line in lines:
+                sys.stdout.write(f"{process}  {line}\n")
+        sys.stdout.flush()
+        if not follow:
+            return
+        time.sleep(_POLL_S)
+
+
+def delete(*, ray_address: RayAddress = None, name: Name = None) -> None:
+    """End an app on a cluster, when its running calls have finished."""
+    deployment = _the_one(Settings.load(ray_address=ray_address), name)
+    deployment.delete()
+    write([(deployment.name, "bold"), (" has ended", "")])
+
+
+def _join(settings: Settings) -> None:
+    from servekit.engine.ray import cluster  # noqa: PLC0415
+
+    cluster.join(settings.ray_address or "auto")
+
+
+def _the_one(settings: Settings, name: str | None) -> "Deployment":
+    _join(settings)
+    from servekit.engine.ray.deploy import Deployment, deployed  # noqa: PLC0415
+
+    names = deployed()
+    if name is None and len(names) != 1:
+        there = ", ".join(names)
+        raise ConfigError(
+            f"{len(names)} apps run on this cluster; choose one by --app: {there}"
+            if names
+            else "no app runs on this cluster; servekit deploy app:Service starts one"
+        )
+    return Deployment(name or names[0])
+
+
+def _plan(plan: "Plan") -> list[Line]:
+    crowded = "no room beside the old replicas, which leave first"
+    lines: list[Line] = [[("+", "green"), (name, "bold"), ("starts", "")] for name in plan.starts]
+    lines += [
+        [("~", "yellow"), (one, "bold"), ("restarts", ""), (crowded * (one in plan.crowded), "dim")]
+        for one in plan.restarts
+    ]
+    lines += [[("~", "cyan"), (name, "bold"), ("is resized", "")] for name in plan.resizes]
+    lines += [[("-", "red"), (name, "bold"), ("ends", "")] for name in plan.ends]
+    return lines + [[("=", "dim"), (name, "bold"), ("stays", "dim")] for name in plan.stays]
