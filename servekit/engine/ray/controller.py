@@ -28,14 +28,14 @@ from servekit.engine.control import (
     ask,
     handler,
 )
-from servekit.engine.numbers import bounds, resized
+from servekit.engine.numbers import bounds
 from servekit.engine.ray import build
 from servekit.engine.ray.discovery import Discovery
 from servekit.engine.ray.logs import Lines, Since
 from servekit.engine.ray.orders import CONTROLLER, GATEWAY, AppOrder, Outcome, States, pack
 from servekit.engine.ray.process import Process
 from servekit.engine.router import Router
-from servekit.errors import AuthorError, BadRequest, CallError, NotFound, SetupError, suggest
+from servekit.errors import CallError, Conflict, SetupError
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate
 from servekit.spec.policy import Autoscale
@@ -100,7 +100,11 @@ class RayController(Process):
     # -- what operators ask, through a Serve handle ------------------------------------------
 
     async def apply(self, order: bytes) -> None:
-        """Go over to another order; `outcome` tells what became of it."""
+        """Go over to another order; `outcome` tells what became of it.
+
+        Raises:
+            Conflict: It was made from an order that does not hold any more.
+        """
         await self.on_loop(self._apply(msgspec.msgpack.decode(order, type=AppOrder)))
 
     async def order(self) -> bytes:
@@ -149,33 +153,12 @@ class RayController(Process):
             if lines is not None
         }
 
-    async def scale(self, numbers: bytes) -> bytes:
-        """Have other numbers of replicas (`Scale`, packed); returns the `AppStatus`, packed.
-
-        Raises:
-            BadRequest: A service does not exist, or takes no such number.
-        """
-        wanted = msgspec.msgpack.decode(numbers, type=dict[str, int | tuple[int, int]])
-        await self.on_loop(self._scale(wanted))
-        return await self.status()
-
-    async def _scale(self, wanted: dict[str, int | tuple[int, int]]) -> None:
-        order = self._order
-        specs = {spec.name: spec for spec in order.current.app.services}
-        numbers: dict[str, int | Autoscale] = dict(order.numbers)
-        try:
-            for name, number in wanted.items():
-                if name not in specs:
-                    hint = suggest(name, [*specs])
-                    raise NotFound(f"no service {name!r} runs here.{hint}", started=False)
-                numbers[name] = resized(order.replicas(specs[name]), number, name=name)
-        except AuthorError as error:
-            raise BadRequest(str(error), started=False) from error
-        await self._apply(msgspec.structs.replace(order, numbers=numbers, serial=order.serial + 1))
-
     async def _apply(self, order: AppOrder) -> None:
         async with self._lock:
-            before = self._before = self._order
+            before = self._order
+            if order.serial != before.serial + 1:
+                raise Conflict("somebody else has changed the app meanwhile; look again")
+            self._before = before
             self._order, self._outcome, self._failure = order, Outcome(), ""
             self._stages = build.stages(order.current.app, before.current.app)[1:]
             await self._deploy()
@@ -183,7 +166,10 @@ class RayController(Process):
     async def _deploy(self) -> None:
         """Tell Ray Serve of the order, up to the stage that it is in."""
         held = frozenset(name for stage in self._stages for name in stage)
-        await asyncio.to_thread(build.deploy, self._order, type(self), nodes=self._nodes, held=held)
+        before = None if self._before is None else self._before.current
+        await asyncio.to_thread(
+            build.deploy, self._order, type(self), nodes=self._nodes, before=before, held=held
+        )
         self._follow()
 
     # -- watching ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ controller, so there is one that writes.
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ray.serve.schema import ApplicationStatus
 from servekit.engine.control import AppStatus
 from servekit.engine.description import Described
 from servekit.engine.front import bind
-from servekit.engine.numbers import initial
+from servekit.engine.numbers import initial, resized
 from servekit.engine.ray import build, cluster
 from servekit.engine.ray.code import archive
 from servekit.engine.ray.controller import RayController, failure, nodes
@@ -275,16 +276,30 @@ class Deployment:
         order, _ = await asyncio.to_thread(self.next, wanted, before)
         await self.carry_out(order, timeout_s=timeout_s)
 
-    def scale(self, numbers: dict[str, int | tuple[int, int]]) -> AppStatus:
+    def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> AppStatus:
         """Have other numbers of replicas, each until its service's code changes.
 
         Raises:
-            BadRequest: A service does not exist, or takes no such number.
+            NotFound: There is no such app or service.
+            ConfigError: A service takes no such number.
             ResourceError: The cluster could not hold them.
         """
         self._exists()
-        answer = self._ask("scale", msgspec.msgpack.encode(numbers))
-        return msgspec.msgpack.decode(answer, type=AppStatus)
+        before = self.order()
+        assert before is not None
+        specs = {spec.name: spec for spec in before.current.app.services}
+        numbers = dict(before.numbers)
+        for name, number in wanted.items():
+            if name not in specs:
+                raise NotFound(
+                    f"no service {name!r} runs here.{suggest(name, [*specs])}", started=False
+                )
+            numbers[name] = resized(before.replicas(specs[name]), number, name=name)
+        order = msgspec.structs.replace(before, numbers=numbers, serial=before.serial + 1)
+        needed = [(spec, initial(order.replicas(spec))) for spec in specs.values()]
+        cluster.check(needed, cluster.inventory())
+        self._ask("apply", pack(order))
+        return self.status()
 
     def leave(self) -> None:
         """Have the gateways say that the app is not ready, and serve on."""

@@ -126,10 +126,11 @@ class RayEngine:
         """Have other numbers of replicas, each until its service's code changes.
 
         Raises:
-            BadRequest: A service does not exist, or takes no such number.
+            NotFound: There is no such service.
+            ConfigError: A service takes no such number.
             ResourceError: The cluster could not hold them.
         """
-        await asyncio.to_thread(self._deployment.scale, dict(wanted))
+        await asyncio.to_thread(self._deployment.scale, wanted)
 
     def status(self) -> AppStatus:
         """Return what ran at the last look."""
@@ -137,6 +138,8 @@ class RayEngine:
 
     async def look(self) -> AppStatus:
         """Look what runs now; what was there before is known as long as nobody answers."""
+        if not self._deployed:
+            return self._status
         try:
             found = await asyncio.to_thread(self._deployment.status)
         except (CallError, NotFound):

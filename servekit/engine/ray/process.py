@@ -39,7 +39,7 @@ class Process:
 
     Attributes:
         id: Unique in the app.
-        folder: Private; the app's processes on this node share it, and the last one removes it.
+        folder: Private; the app's processes on a node share it, and the last one removes it.
     """
 
     def __init__(self, common: Common, deployment: str, role: str) -> None:
@@ -81,10 +81,11 @@ class Process:
         return {"replica": self.id, "unix": unix.text, "tcp": tcp.text, "version": version}
 
     def clear(self) -> None:
-        """Remove the folder, unless other processes listen there."""
-        _sweep(self.folder.glob("*.sock"))
-        if not any(self.folder.glob("*.sock")):
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the app's folders on this machine, unless other processes listen there."""
+        for folder in self.folder.parent.glob(f"{self.folder.name.rpartition('-')[0]}-*"):
+            _sweep(folder.glob("*.sock"))
+            if not any(folder.glob("*.sock")):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def handle(deployment: str, app: str) -> DeploymentHandle[Any]:
