@@ -43,6 +43,7 @@ from servekit.version import __version__
 
 if TYPE_CHECKING:
     from servekit.client import AsyncClient, Client, connect
+    from servekit.engine.deploy import deploy
     from servekit.engine.inprocess import local
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "connect",
     "context",
     "depends",
+    "deploy",
     "endpoint",
     "errors",
     "job",
@@ -81,6 +83,7 @@ _LAZY = {
     "AsyncClient": "servekit.client",
     "Client": "servekit.client",
     "connect": "servekit.client",
+    "deploy": "servekit.engine.deploy",
     "local": "servekit.engine.inprocess",
 }
 """Names whose modules bring an event loop along, which describing a service doesn't need."""

@@ -117,6 +117,9 @@ class OnRay:
 
 
 def _on_ray(settings: Settings) -> list[App]:
+    from servekit.engine.deploy import needs_ray  # noqa: PLC0415
+
+    needs_ray()
     from servekit.engine.ray import cluster, deploy  # noqa: PLC0415
 
     cluster.join(settings.ray_address)

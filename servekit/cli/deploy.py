@@ -116,6 +116,9 @@ def delete(*, ray_address: RayAddress = None, name: Name = None) -> None:
 
 
 def _join(settings: Settings) -> None:
+    from servekit.engine.deploy import needs_ray  # noqa: PLC0415
+
+    needs_ray()
     from servekit.engine.ray import cluster  # noqa: PLC0415
 
     cluster.join(settings.ray_address or "auto")

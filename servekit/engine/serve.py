@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from servekit.core.aio import Tasks
+from servekit.engine.deploy import needs_ray
 from servekit.engine.description import describe_elsewhere
 from servekit.settings import Settings
 
@@ -100,6 +101,7 @@ async def serve(
 def _engine(settings: Settings) -> "Callable[..., Engine]":
     """Return what makes the engine that the settings name; to import it takes its time."""
     if settings.engine == "ray":
+        needs_ray()
         from servekit.engine.ray.engine import RayEngine  # noqa: PLC0415
 
         return RayEngine

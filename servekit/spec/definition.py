@@ -73,6 +73,10 @@ class EndpointDefinition:
     size_of: Callable[[Any], int] | None = None
     bucket_by: Callable[[Any], object] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what another process makes again, and can't be pickled."""
+        return {name: value for name, value in vars(self).items() if name != "schemas"}
+
     @property
     def where(self) -> str:
         """`Class.method`, as the author wrote it."""

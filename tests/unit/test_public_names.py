@@ -17,7 +17,7 @@ NAMES = {
     # types and settings
     "Array", "Autoscale", "File", "Item", "ItemError", "Limits", "Placement",
     # use
-    "AsyncClient", "Client", "connect", "context", "job", "local", "promise",
+    "AsyncClient", "Client", "connect", "context", "deploy", "job", "local", "promise",
 }  # fmt: skip
 
 HEAVY = {

@@ -7,6 +7,7 @@ more, but what its own declarative deploys use; `tests/ray/test_contracts.py` wa
 
 import hashlib
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, Final, cast
 
 import msgspec
@@ -28,6 +29,7 @@ from servekit.engine.ray.orders import (
     pack,
 )
 from servekit.engine.ray.replica import RayReplica
+from servekit.jobs.sqlite import FILE
 from servekit.spec.app import AppSpec, ServiceSpec
 from servekit.spec.policy import Autoscale
 from servekit.version import __version__
@@ -135,7 +137,7 @@ def _replica(order: AppOrder, spec: ServiceSpec, revision: Revision) -> Applicat
         spec=spec,
         code=revision.code,
         services=services(order),
-        jobs=order.jobs,
+        jobs=str(Path(order.jobs) / FILE) if spec.has_tasks else "",
     )
     policy = order.replicas(spec)
     scaling = {"num_replicas": policy} if isinstance(policy, int) else _autoscaling(spec, policy)

@@ -35,7 +35,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join(address: str | None) -> None:
-    """Start Ray on this machine, or join a cluster.
+    """Start Ray on this machine, or join a cluster; once joined, this process stays in it.
 
     Args:
         address: `auto`, `host:port` or `ray://host:port`; None starts one here, which ends with us.
@@ -43,6 +43,8 @@ def join(address: str | None) -> None:
     Raises:
         ConfigError: There is no cluster, or it does not know us.
     """
+    if ray.is_initialized():
+        return
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -54,8 +56,8 @@ def join(address: str | None) -> None:
         )
     except ConnectionError as error:
         raise ConfigError(
-            f"there is no Ray cluster at {address}; `ray start --head` starts one, and without "
-            "--ray-address one is started for this app"
+            f"can't reach a Ray cluster at {address}: there is none (`ray start --head` starts one), "
+            "or it asks for a token (set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to its own)"
         ) from error
     except (RuntimeError, ValueError) as error:
         if "token" in str(error).lower():

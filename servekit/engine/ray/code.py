@@ -42,6 +42,8 @@ def archive(sources: Iterable[str], search_path: tuple[str, ...]) -> Code:
             if folder is not None:
                 member = zipfile.ZipInfo(str(source.relative_to(folder)), _SINCE)
                 packed.writestr(member, source.read_bytes(), zipfile.ZIP_DEFLATED)
+        if not packed.namelist():
+            return Code(search_path=search_path)
     data = buffer.getvalue()
     if len(data) > MAX_BYTES:
         raise ConfigError(

@@ -9,6 +9,7 @@ through this process: while it is away, everything that runs goes on.
 import asyncio
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from ray import serve
 from ray._private.state import state  # nothing public says which nodes drain
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from servekit.engine.backlog import Backlog
 from servekit.engine.control import (
     AppStatus,
     Figures,
@@ -36,8 +38,9 @@ from servekit.engine.ray.orders import CONTROLLER, GATEWAY, AppOrder, Outcome, S
 from servekit.engine.ray.process import Process
 from servekit.engine.router import Router
 from servekit.errors import CallError, Conflict, SetupError
+from servekit.observe.families import Families
 from servekit.observe.log import get_logger
-from servekit.observe.metrics import Aggregate
+from servekit.observe.metrics import Aggregate, Metrics
 from servekit.spec.policy import Autoscale
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
@@ -75,6 +78,8 @@ class RayController(Process):
         self._states = States({})
         self._told_states: set[str] = set()
         self._stats: dict[str, tuple[Stats, Health]] = {}
+        self._metrics = Metrics(replica="controller")
+        self._backlog = Backlog(Path(self._order.jobs), Families(self._metrics))
         self._aggregate = Aggregate()
         self._seen: ApplicationStatusOverview | None = None
         self.run(self._start())
@@ -198,6 +203,10 @@ class RayController(Process):
                 await self._settle(self._seen)
         await asyncio.gather(*(self._count(*item) for item in self._processes().items()))
         await self._tell_states()
+        await self._backlog.serve(self._order.current.app)
+        for service, queued in (await self._backlog.look()).items():
+            if queued:
+                self._discovery.wake(service)
 
     async def _settle(self, seen: ApplicationStatusOverview) -> None:
         """Go on with an order: to its next stage, to its end, or back to what was before."""
@@ -283,6 +292,7 @@ class RayController(Process):
         for process, figures in zip(processes, found, strict=True):
             if figures is not None:
                 self._aggregate.put(process, figures.snapshot)
+        self._aggregate.put(self.id, self._metrics.snapshot())
         return Figures(self._aggregate.snapshot())
 
     async def _on_status(self, _: bytes) -> AppStatus:
@@ -356,6 +366,7 @@ class RayController(Process):
         await self.tasks.close()
         self._discovery.close()
         await self._router.close()
+        await self._backlog.close()
         for listener in self._listeners:
             await listener.close()
         self.clear()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import msgspec
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
@@ -39,6 +40,8 @@ from servekit.errors import CallError, ConfigError, NotFound, ServekitError, Set
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.edge import Edge
 from servekit.settings import Settings
+from servekit.spec.definition import ServiceDefinition
+from servekit.spec.graph import topology
 
 _ASK_S = 20.0
 _POLL_S = 0.2
@@ -105,8 +108,20 @@ def order_of(
             drain_delay_s=settings.drain_delay_s,
             settings=settings.shown(),
         ),
+        jobs=str(settings.jobs_dir.absolute()),
         started_at=time.time(),
     )
+
+
+def by_value(root: ServiceDefinition) -> dict[str, bytes]:
+    """Return the classes of an app that no module has, pickled, by service."""
+    return {
+        one.name: cloudpickle.dumps(one.cls) for one in topology(root) if not _importable(one.cls)
+    }
+
+
+def _importable(cls: type) -> bool:
+    return cls.__module__ != "__main__" and "<locals>" not in cls.__qualname__
 
 
 def deployed() -> list[str]:
@@ -124,6 +139,11 @@ class Deployment:
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    @property
+    def url(self) -> str:
+        """Where its gateways listen."""
+        return self.status().url
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -168,9 +188,15 @@ class Deployment:
 
         Raises:
             ResourceError: The cluster could not hold it.
+            ConfigError: It has tasks, and the cluster several machines.
         """
         there = cluster.inventory()
         specs = wanted.current.app.services
+        if any(spec.has_tasks for spec in specs) and len({node.address for node in there}) > 1:
+            raise ConfigError(
+                "jobs are kept in a file, which the machines of a cluster don't share; run services "
+                "with tasks on a machine of their own, with `servekit serve`"
+            )
         cluster.check([(spec, initial(spec.replicas)) for spec in specs], there)
         if before is None:
             return wanted, Plan(starts=tuple(spec.name for spec in specs))

@@ -90,7 +90,7 @@ class Discovery:
     def wake(self, service: str) -> None:
         """Have Ray Serve start a first replica of a service that sleeps."""
         now = self._loop.time()
-        if service not in self._asleep or self._targets.get(service):
+        if service not in self._asleep or self._targets[service]:
             return
         if now - self._woken_at.get(service, -_WAKE_S) >= _WAKE_S:
             self._woken_at[service] = now

@@ -124,7 +124,7 @@ class AppOrder(msgspec.Struct, frozen=True, kw_only=True):
         previous: What was there before, for a rollback.
         numbers: Replicas in place of what the code says, by service.
         crowded: Services for which there is no room beside their old replicas.
-        jobs: Folder of the apps' jobs; "" where several machines make up the cluster.
+        jobs: Folder of the apps' jobs.
         started_at: Time of day of the first order.
     """
 
