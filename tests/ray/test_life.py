@@ -2,17 +2,10 @@
 
 from tests.flow.test_promises import (
     test_a_client_that_leaves_ends_all_of_it,
-    test_a_result_goes_on,
     test_who_makes_it_may_die,
-)
-from tests.flow.test_rolling import test_saving_a_file_under_load
-from tests.flow.test_scale import (
-    test_other_numbers_under_load,
-    test_what_can_not_be_is_refused_whole,
 )
 from tests.flow.test_scaling import (
     test_a_call_is_held_within_its_deadline,
     test_grows_under_load_and_comes_back,
     test_sleeps_and_wakes,
-    test_zero_and_back_under_load,
 )

@@ -372,13 +372,13 @@ class Deployment:
         Raises:
             CallError: As it raised, or it does not answer.
         """
-        handle = serve.get_deployment_handle(CONTROLLER, self.name)
         try:
+            handle = serve.get_deployment_handle(CONTROLLER, self.name)
             return getattr(handle, method).remote(*args).result(timeout_s=_ASK_S)
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ServekitError):
                 raise cause from None
             raise CallError(f"the controller of {self.name} raised: {cause!r}") from error
-        except (RayError, RayServeException, TimeoutError) as error:
+        except (RayError, RayServeException, TimeoutError, KeyError) as error:
             raise CallError(f"the controller of {self.name} does not answer: {error}") from error

@@ -1,0 +1,81 @@
+"""Where replicas go, with GPUs that are only counted; and what is refused before anything starts."""
+
+import pytest
+
+from tests.flow.harness import Running, serving, until
+from tests.ray.conftest import raylet_of
+
+
+@pytest.fixture(scope="module")
+def gpus(cluster):
+    return cluster.add(num_gpus=5, resources={"licence": 1}, labels={"zone": "a"})
+
+
+async def test_gpus_and_where_they_are(cluster, gpus):
+    """Shares of one device, two devices, a placement group, none; a licence in zone a."""
+    async with serving("placed.py:Root") as app:
+
+        async def all_there():
+            return [len(s.replicas) for s in (await app.status()).services] == [3, 1, 1, 1, 1, 1]
+
+        await until(all_there, "all replicas are there")
+        answer = await app.post("/all")
+        assert answer.status == 200, answer.body
+        seen = {name: dict(pairs) for name, pairs in answer.json.items()}
+        assert (
+            sorted(seen["half"].values()) in (["0", "0", "1"], ["0", "1", "1"])
+            or len(set(seen["half"].values())) == 2
+        )
+        [pair] = seen["pair"].values()
+        assert len(set(pair.split(","))) == 2
+        [group] = seen["group"].values()
+        taken = {*pair.split(","), group, *seen["half"].values()}
+        assert len(taken) == 5  # nobody shares but the halves
+        assert [*seen["without"].values()] == [*seen["bound"].values()] == [""]
+        [bound] = seen["bound"]
+        assert raylet_of(int(bound)) == raylet_of(int(next(iter(seen["pair"]))))
+
+
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        ("TooMany", "TooMany asks for 0.01 CPU, 8 GPU on one node, and no node has that: "),
+        ("TooMuch", "the app asks for 12 CPU, and the cluster has 6 CPU: "),
+        (
+            "Nowhere",
+            "Nowhere asks for a node with the labels {'zone': 'moon'}, and there is none: ",
+        ),
+        (
+            "OfAKind",
+            "OfAKind asks for 0.01 CPU, 1 GPU, 0.001 accelerator_type:H100 on one node, and",
+        ),
+    ],
+)
+async def test_what_is_not_there(cluster, gpus, service, said):
+    """The first line says who asks for what, and what there is."""
+    app = Running(f"placed.py:{service}")
+    try:
+        assert await app.exit_code() == 1
+        error = next(line for line in app.lines if line.startswith("error: "))
+        assert error.startswith(f"error: {said}"), error
+        assert "5 GPU" in error
+    finally:
+        await app.close()
+
+
+async def test_an_interpreter_without_ray(cluster, tmp_path):
+    """Ray would wait for ever for such a worker."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'ray'\" >&2; exit 1\n"
+    )
+    python.chmod(0o755)
+    app = Running("placed.py:Bare", env={"BARE_PYTHON": str(python)})
+    try:
+        assert await app.exit_code() == 1
+        error = next(line for line in app.lines if line.startswith("error: "))
+        assert error == (
+            f"error: Bare: Placement(python='{python}'): ModuleNotFoundError: No module named 'ray'"
+        )
+    finally:
+        await app.close()
