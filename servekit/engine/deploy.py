@@ -1,6 +1,7 @@
 """`deploy`: run an app on a Ray cluster from Python, also one whose classes a notebook has."""
 
 import asyncio
+import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,6 @@ def needs_ray() -> None:
         ConfigError: It is not installed.
     """
     try:
-        import ray.serve  # noqa: F401, PLC0415
+        importlib.import_module("ray.serve")
     except ImportError as error:
         raise ConfigError(f"this needs Ray ({error}): pip install 'servekit[ray]'") from error

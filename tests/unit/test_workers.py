@@ -80,10 +80,10 @@ async def test_a_replica_answers_in_every_phase_of_its_life(tmp_path, until):
     started = await starting
     assert not started.error
     await ask_all(worker)
-    assert (await worker._host._health(b"")).ready == ""
+    assert (await worker._host.health()).ready == ""
     await worker.verbs["drain"](b"")
     await ask_all(worker)
-    assert "draining" in (await worker._host._health(b"")).ready
+    assert "draining" in (await worker._host.health()).ready
     await worker.stop()
     await ask_all(worker)
     await worker._host._health(b"")
@@ -97,7 +97,7 @@ async def test_a_replica_that_is_told_to_leave_while_it_starts_leaves(tmp_path, 
     await ask_all(worker)
     sys.modules["slow_and_unwanted"].may_load.set()
     await starting
-    assert "draining" in (await worker._host._health(b"")).ready
+    assert "draining" in (await worker._host.health()).ready
     await worker.stop()
 
 
