@@ -86,7 +86,7 @@ async def test_a_replica_answers_in_every_phase_of_its_life(tmp_path, until):
     assert "draining" in (await worker._host.health()).ready
     await worker.stop()
     await ask_all(worker)
-    await worker._host._health(b"")
+    await worker._host.health()
 
 
 async def test_a_replica_that_is_told_to_leave_while_it_starts_leaves(tmp_path, until):
