@@ -14,11 +14,14 @@ from tests.flow.conftest import pytest_pyfunc_call
 TOKEN = secrets.token_hex(32)
 
 
+_FORGIVEN = ("ResourceWarning", "DeprecationWarning", "pytest.PytestUnraisableExceptionWarning")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Forgive what Ray's own code leaves open."""
+    """Forgive what Ray's own code leaves open, and what it still uses."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            for kind in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+            for kind in _FORGIVEN:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
 
 
