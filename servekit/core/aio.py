@@ -1,4 +1,4 @@
-"""What asyncio lacks: a scope for tasks, work that succeeds together, a beat, a reset."""
+"""What asyncio lacks: a scope for tasks, work that succeeds together, a beat, ends of connections."""
 
 import asyncio
 import contextlib
@@ -8,6 +8,13 @@ from collections.abc import AsyncIterator, Coroutine
 from contextvars import Context
 from typing import Any, Final
 
+_MISSED: Final = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 2,
+    "TCP_USER_TIMEOUT": 15_000,
+}
+"""A silent peer is asked after 5 s, and missed after 15 s; the last one is for data that it owes us."""
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
@@ -99,6 +106,14 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def miss_soon(sock: socket.socket) -> None:
+    """Have the kernel end a TCP connection whose peer is gone without a word, as without power."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _MISSED.items():
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def reset(transport: asyncio.WriteTransport) -> None:

@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from servekit.core.aio import miss_soon
 from servekit.core.call import Call, Handler, Load, Reply
 from servekit.errors import Unavailable, WireError
 from servekit.observe.log import get_logger
@@ -163,6 +164,8 @@ class Connection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             self._sharing.open(sock)
             self._outbox.on_large = self._sharing.offer
+        elif sock is not None:
+            miss_soon(sock)
         self._outbox.send(self._greeting.start())
         self._loop.call_later(self._greeting_s, self._greeting_is_due)
 

@@ -187,6 +187,18 @@ async def test_tcp_with_the_secret():
         await connection.close()
 
 
+async def test_a_peer_without_power_is_missed():
+    """Nothing comes from one, not even an end; so both sides have the kernel ask."""
+    async with listening("tcp:127.0.0.1:0", SECRET) as listener:
+        connection = await connect(listener.address, client(SECRET))
+        for side in (connection, *listener.connections):
+            sock = side._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+        await connection.close()
+
+
 @pytest.mark.parametrize("secret", [b"", b"wrong", SECRET + b"x"])
 async def test_tcp_without_it(secret, until, caplog):
     async with listening("tcp:127.0.0.1:0", SECRET) as listener:
