@@ -35,9 +35,9 @@ async def test_calls_between_nodes(cluster, nodes):
         await there_are(app, "Child", 2)
 
         async def doors():
-            return len((await app.status()).gateways) == 3
+            return len((await app.status()).gateways) == cluster.size()
 
-        await until(doors, "there are three gateways")
+        await until(doors, "each node has a gateway")
         assert len(await spread(app, "Child")) == 2
         async with Load(app, "/echo", rate=60) as load:
             await load.goes_on(150)

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -98,8 +100,9 @@ class Operator:
 
 
 @pytest.fixture
-def operator(cluster, tmp_path):
-    return Operator(cluster, tmp_path)
+def operator(cluster):
+    with tempfile.TemporaryDirectory(prefix="sk", dir="/tmp") as folder:
+        yield Operator(cluster, Path(folder))
 
 
 async def test_the_life_of_an_app(operator):
