@@ -126,7 +126,7 @@ async def test_several_apps():
         code, text = await one.command("scale", "Slow=2")
         head, *rest = text.splitlines()
         assert (code, head) == (1, "error: 2 apps run here; choose one by --app, --url or --pid")
-        assert sorted(line.split()[1] for line in rest) == sorted([one.url, two.url])
+        assert sorted(line.split()[2] for line in rest) == sorted([one.url, two.url])
         code, text = await one.command("scale", "Slow=2", "--pid", str(two.pid))
         assert code == 0, text
         for words, urls in (
