@@ -61,7 +61,6 @@ def deploy(
         Deployment,
         order_of,
         revision,
-        url_of,
     )
 
     wanted = order_of(app, revision(described), settings, name=name or "")
@@ -74,7 +73,7 @@ def deploy(
     asyncio.run(deployment.carry_out(order, timeout_s=settings.start_timeout_s))
     took = f"  {time.monotonic() - began:.1f} s"
     write(
-        [(deployment.name, "bold"), (" is ready at ", ""), (url_of(order), "cyan"), (took, "dim")]
+        [(deployment.name, "bold"), (" is ready at ", ""), (order.front.url, "cyan"), (took, "dim")]
     )
 
 

@@ -21,6 +21,7 @@ from servekit.engine.control import Nothing, ProcessStatus, Started, StartGatewa
 from servekit.engine.pool import KILL_AFTER_S
 from servekit.engine.process import Process
 from servekit.errors import CallError, ConfigError
+from servekit.gateway.edge import Edge
 from servekit.observe.log import get_logger
 from servekit.spec.app import AppSpec
 
@@ -42,7 +43,7 @@ class Front:
     Args:
         listener: The listening socket; it is closed by `drain`.
         workers: How many processes share it.
-        scheme: What they speak on it, `http` or `https`.
+        edge: What they speak on it.
         order: Makes what a worker is told when it starts, from its name and the socket's number.
         verbs: What a worker may ask.
         env: Added to the environment of workers.
@@ -59,7 +60,7 @@ class Front:
         listener: socket.socket,
         *,
         workers: int,
-        scheme: str,
+        edge: Edge,
         order: Callable[[str, int], StartGateway],
         verbs: Mapping[str, Verb],
         env: Mapping[str, str],
@@ -79,9 +80,9 @@ class Front:
         self._closing = False
         self.leaving = False
         host, port = listener.getsockname()[:2]
-        self._scheme = scheme
+        self._scheme = edge.scheme
         self._is_public = not ip_address(host.partition("%")[0]).is_loopback
-        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = edge.url(host, port)
 
     def warn_of_strangers(self, *, asks_who: bool) -> None:
         """Say in the log what is unsafe about an address that other machines reach.

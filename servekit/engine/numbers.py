@@ -1,8 +1,10 @@
 """How many replicas a service may have: its policy, and what an operator says in place of it."""
 
+from collections.abc import Mapping
+
 import msgspec
 
-from servekit.errors import ConfigError
+from servekit.errors import ConfigError, NotFound, suggest
 from servekit.spec.app import ServiceSpec
 from servekit.spec.policy import Autoscale
 
@@ -24,6 +26,28 @@ def bounded(policy: int | Autoscale, number: int) -> int:
 def bounds(policy: int | Autoscale) -> str:
     """Return a policy in few characters: `1..4`, or `2`."""
     return f"{policy.min}..{policy.max}" if isinstance(policy, Autoscale) else str(policy)
+
+
+def resize(
+    policies: Mapping[str, int | Autoscale], wanted: Mapping[str, int | tuple[int, int]]
+) -> dict[str, int | Autoscale]:
+    """Return the policies of some services, with other numbers.
+
+    Args:
+        policies: What holds now, of all services.
+        wanted: By service: a number, or the least and the most.
+
+    Raises:
+        NotFound: There is no such service.
+        ConfigError: A service takes the other of the two.
+        SpecError: The bounds are none.
+    """
+    for name in wanted:
+        if name not in policies:
+            raise NotFound(
+                f"no service {name!r} runs here.{suggest(name, [*policies])}", started=False
+            )
+    return {name: resized(policies[name], number, name=name) for name, number in wanted.items()}
 
 
 def resized(

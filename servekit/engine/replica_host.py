@@ -90,7 +90,7 @@ class ReplicaHost:
             self._hello,
             client=False,
             handler=self._handle,
-            secret=self._secret if address.unix is None else b"",
+            secret=address.proof(self._secret),
             own_load=group.own.load,
         )
 

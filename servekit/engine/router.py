@@ -188,8 +188,7 @@ class Router:
         service.links.pop(link.target.replica, None)
 
     def _make(self, address: Address) -> Connection:
-        secret = self._secret if address.unix is None else b""
-        return Connection(self._hello, client=True, secret=secret)
+        return Connection(self._hello, client=True, secret=address.proof(self._secret))
 
 
 async def _finish(connection: Connection) -> None:

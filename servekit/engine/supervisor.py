@@ -30,11 +30,11 @@ from servekit.engine.control import (
 from servekit.engine.description import Described
 from servekit.engine.front import Front, bind
 from servekit.engine.member import Member, State, spawn
-from servekit.engine.numbers import bounded, initial, resized
+from servekit.engine.numbers import bounded, initial, resize
 from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
-from servekit.errors import CallError, NotFound, suggest
+from servekit.errors import CallError
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.edge import Edge
 from servekit.observe.families import Families
@@ -95,7 +95,7 @@ class Supervisor:
         self._front = Front(
             bind(settings.host, settings.port),
             workers=settings.gateway_workers,
-            scheme=self._edge.scheme,
+            edge=self._edge,
             order=self._gateway_order,
             verbs=self._verbs(),
             env=self._env(),
@@ -214,15 +214,7 @@ class Supervisor:
             ConfigError: A service takes no such number.
             ResourceError: The machine has less; nothing has changed.
         """
-        for name in wanted:
-            if name not in self._pools:
-                raise NotFound(
-                    f"no service {name!r} runs here.{suggest(name, [*self._pools])}", started=False
-                )
-        policies = {
-            name: resized(self._pools[name].policy, number, name=name)
-            for name, number in wanted.items()
-        }
+        policies = resize({name: pool.policy for name, pool in self._pools.items()}, wanted)
         self._budget.check(
             (pool.spec, self._running(name, policies.get(name)))
             for name, pool in self._pools.items()

@@ -56,6 +56,10 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
         """What URLs of the gateway start with."""
         return "https" if self.tls_cert else "http"
 
+    def url(self, host: str, port: int) -> str:
+        """Return the URL of a gateway that listens there."""
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
 
 PLAIN: Final = Edge()
 """The default of each."""

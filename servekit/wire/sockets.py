@@ -22,6 +22,10 @@ class Address:
         """Path of the socket file, or None."""
         return self.text.removeprefix("unix:") if self.text.startswith("unix:") else None
 
+    def proof(self, secret: bytes) -> bytes:
+        """Return what both sides must prove to know there: nothing where the file's mode guards."""
+        return secret if self.unix is None else b""
+
     @property
     def tcp(self) -> tuple[str, int]:
         """Host and port.

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -442,6 +442,17 @@ class Running:
             await asyncio.to_thread(self._reader.join, 5.0)
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def of_a_file(target: str) -> Iterator[Running]:
+    """Run an app for all tests of a file: the body of a fixture."""
+    running = Running(target)
+    try:
+        asyncio.run(running.ready())
+        yield running
+    finally:
+        show("\n".join(running.lines[-40:]))
+        asyncio.run(running.close())
 
 
 @contextlib.asynccontextmanager

@@ -7,18 +7,12 @@ import random
 
 import pytest
 
-from tests.flow.harness import Http, Running, show, until
+from tests.flow.harness import Http, of_a_file, show, until
 
 
 @pytest.fixture(scope="module")
 def app():
-    running = Running("leaving.py:Outer")
-    try:
-        asyncio.run(running.ready())
-        yield running
-    finally:
-        show("\n".join(running.lines[-40:]))
-        asyncio.run(running.close())
+    yield from of_a_file("leaving.py:Outer")
 
 
 async def leave(app, path, arguments, after_s: float) -> None:

@@ -14,18 +14,12 @@ import numpy as np
 import pytest
 
 import servekit as sk
-from tests.flow.harness import APPS, COMMAND, ROOT, Running, serving, show, until
+from tests.flow.harness import APPS, COMMAND, ROOT, of_a_file, serving, until
 
 
 @pytest.fixture(scope="module")
 def app():
-    running = Running("leaving.py:Outer")
-    try:
-        asyncio.run(running.ready())
-        yield running
-    finally:
-        show("\n".join(running.lines[-40:]))
-        asyncio.run(running.close())
+    yield from of_a_file("leaving.py:Outer")
 
 
 def load(path, name):

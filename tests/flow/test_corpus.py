@@ -5,18 +5,12 @@ import asyncio
 import pytest
 
 from tests.corpus import PARSERS, Parser
-from tests.flow.harness import PATIENCE_S, Answer, Http, Running, show
+from tests.flow.harness import PATIENCE_S, Answer, Http, of_a_file
 
 
 @pytest.fixture(scope="module")
 def app():
-    running = Running("kinds.py:Http")
-    try:
-        asyncio.run(running.ready())
-        yield running
-    finally:
-        show("\n".join(running.lines[-40:]))
-        asyncio.run(running.close())
+    yield from of_a_file("kinds.py:Http")
 
 
 async def send(http: Http, parser: Parser, body: bytes) -> Answer:

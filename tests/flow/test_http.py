@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from servekit.spec.body import pack, unpack
-from tests.flow.harness import Http, Running, show, until
+from tests.flow.harness import RAY, Http, of_a_file, until
 
 MSGPACK = {"content-type": "application/msgpack", "accept": "application/msgpack"}
 BINARY = {"content-type": "application/octet-stream"}
@@ -20,13 +20,7 @@ NPY = {"content-type": "application/x-npy", "accept": "application/x-npy"}
 @pytest.fixture(scope="module")
 def app():
     """One app for the whole file; each test that may harm it proves that it lives."""
-    running = Running("kinds.py:Http")
-    try:
-        asyncio.run(running.ready())
-        yield running
-    finally:
-        show("\n".join(running.lines[-40:]))
-        asyncio.run(running.close())
+    yield from of_a_file("kinds.py:Http")
 
 
 async def lives(app) -> None:
@@ -380,7 +374,10 @@ async def test_pickle_is_refused(app, tmp_path):
     answer = await app.call("POST", "/triple", body=buffer.getvalue(), headers=NPY)
     assert answer.status in (400, 415, 422)
     sockets = app.sockets()
-    assert len(sockets) >= 3  # two replicas and the supervisor
+    if RAY:  # which has some for its gateways and its controller, too
+        assert len(sockets) > 3
+    else:
+        assert len(sockets) == 3  # two replicas and the supervisor
     for path in sockets:
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(bomb * 20)

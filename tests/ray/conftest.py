@@ -86,8 +86,9 @@ class Cluster:
         return len(self._raylets.list_all_nodes())
 
     def kill(self, node) -> None:
-        """End a node without a word."""
-        self._raylets.remove_node(node, allow_graceful=False)
+        """End a node without a word, if it is there."""
+        if node in self._raylets.list_all_nodes():
+            self._raylets.remove_node(node, allow_graceful=False)
 
     def drain(self, node) -> None:
         """Ask a node's work to go elsewhere, as an autoscaler does before it takes it away."""

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.flow.harness import serving, until
+from tests.flow.harness import PATIENCE_S, serving, until
 from tests.flow.load import Load
 from tests.ray.conftest import raylet_of
 
@@ -46,45 +46,35 @@ async def test_calls_between_nodes(cluster, nodes):
         assert all(replica.finished for replica in children)
 
 
-async def test_a_node_is_killed(cluster, nodes):
-    """Calls on board there are made again elsewhere, and what ran there comes back."""
-    doomed = cluster.add(resources={"model": 2})
+async def goes_elsewhere(cluster, take_away, timeout_s: float) -> None:
+    """Take a node away under load: no call is lost, and what ran there runs elsewhere in time."""
+    node = cluster.add(resources={"model": 2})
     async with serving("spread.py:Three", env=DOOR) as app:
         await there_are(app, "Three", 3)
         assert len(await spread(app, "Three")) == 3
         async with Load(app, "/echo", rate=60) as load:
             await load.goes_on(100)
             before = await app.replicas("Three")
-            cluster.kill(doomed)
+            take_away(node)
             await load.goes_on(100)
 
-            async def back():
+            async def others():
                 there = await app.replicas("Three")
                 return len(there) == 3 and there.keys() != before.keys()
 
-            await until(back, "there are three again", timeout_s=30)
+            await until(others, "there are three again", timeout_s=timeout_s)
             await load.goes_on(100)
         assert load.check().keys() == {"200"}
+    cluster.kill(node)
+
+
+async def test_a_node_is_killed(cluster, nodes):
+    """Calls on board there are made again elsewhere."""
+    await goes_elsewhere(cluster, cluster.kill, timeout_s=30)
 
 
 async def test_a_node_is_drained(cluster, nodes):
-    leaving = cluster.add(resources={"model": 2})
-    async with serving("spread.py:Three", env=DOOR) as app:
-        await there_are(app, "Three", 3)
-        assert len(await spread(app, "Three")) == 3
-        async with Load(app, "/echo", rate=60) as load:
-            await load.goes_on(100)
-            before = await app.replicas("Three")
-            cluster.drain(leaving)
-
-            async def moved():
-                there = await app.replicas("Three")
-                return len(there) == 3 and there.keys() != before.keys()
-
-            await until(moved, "its replica is elsewhere")
-            await load.goes_on(100)
-        assert load.check().keys() == {"200"}
-    cluster.kill(leaving)
+    await goes_elsewhere(cluster, cluster.drain, timeout_s=PATIENCE_S)
 
 
 async def test_ray_serve_s_controller_is_killed(cluster):

@@ -11,6 +11,7 @@ import msgspec
 import ray
 import ray.exceptions
 from ray import serve
+from ray._private.state import state  # nothing public says which nodes drain
 
 from servekit.engine.ray.build import actor_options, runtime_env
 from servekit.errors import ConfigError, ResourceError
@@ -81,6 +82,18 @@ def inventory() -> tuple[Node, ...]:
         )
         for node in ray.nodes()
         if node["Alive"]
+    )
+
+
+def lasting(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the ids of the nodes that have these labels, and are not about to leave; sorted."""
+    leaving = state.get_draining_nodes()
+    return tuple(
+        sorted(
+            node.id
+            for node in inventory()
+            if node.id not in leaving and labels.items() <= node.labels.items()
+        )
     )
 
 

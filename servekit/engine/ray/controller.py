@@ -8,16 +8,14 @@ through this process: while it is away, everything that runs goes on.
 
 import asyncio
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import ray
 from ray import serve
-from ray._private.state import state  # nothing public says which nodes drain
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from servekit.core.aio import Tasks
 from servekit.engine.backlog import Backlog
 from servekit.engine.control import (
     AppStatus,
@@ -27,11 +25,11 @@ from servekit.engine.control import (
     ProcessStatus,
     ServiceStatus,
     Stats,
+    Verb,
     ask,
-    handler,
 )
 from servekit.engine.numbers import bounds
-from servekit.engine.ray import build
+from servekit.engine.ray import build, cluster
 from servekit.engine.ray.discovery import Discovery
 from servekit.engine.ray.logs import Lines, Since
 from servekit.engine.ray.orders import CONTROLLER, GATEWAY, AppOrder, Outcome, States, pack
@@ -44,7 +42,6 @@ from servekit.observe.metrics import Aggregate, Metrics
 from servekit.spec.policy import Autoscale
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
-from servekit.wire.sockets import Address, Listener
 
 T = TypeVar("T")
 
@@ -67,6 +64,7 @@ class RayController(Process):
     def __init__(self, order: bytes, *_: Any) -> None:
         self._order = msgspec.msgpack.decode(order, type=AppOrder)
         super().__init__(self._order.common, CONTROLLER, "controller")
+        self._tasks = Tasks()
         self._lock = asyncio.Lock()
         self._outcome = Outcome()
         self._failure = ""
@@ -85,22 +83,14 @@ class RayController(Process):
         self.run(self._start())
 
     async def _start(self) -> None:
-        secret = self.common.secret
         hello = Hello(service=CONTROLLER, replica=self.id)
-        verbs = handler({"metrics": self._on_metrics, "status": self._on_status})
-        self._router = Router(hello, secret=secret)
+        self._router = Router(hello, secret=self.common.secret)
         self._discovery = Discovery(self.common.app, self._router.update)
-
-        def accept(at: Address) -> Connection:
-            return Connection(
-                hello, client=False, handler=verbs, secret=secret if at.unix is None else b""
-            )
-
-        self._listeners = [Listener(at, partial(accept, at)) for at in self.places()]
-        await asyncio.gather(*(one.open() for one in self._listeners))
-        self._nodes = await asyncio.to_thread(nodes, self._order.front.labels)
+        verbs: dict[str, Verb] = {"metrics": self._on_metrics, "status": self._on_status}
+        await self.listen(CONTROLLER, verbs)
+        self._nodes = await asyncio.to_thread(cluster.lasting, self._order.front.labels)
         self._follow()
-        self.tasks.spawn(self._tick(), name="tick")
+        self._tasks.spawn(self._tick(), name="tick")
 
     # -- what operators ask, through a Serve handle ------------------------------------------
 
@@ -193,7 +183,7 @@ class RayController(Process):
 
     async def _look(self) -> None:
         async with self._lock:
-            found = await asyncio.to_thread(nodes, self._order.front.labels)
+            found = await asyncio.to_thread(cluster.lasting, self._order.front.labels)
             if found != self._nodes and not self._closing:
                 _log.info("nodes changed", gateways=len(found))
                 self._nodes = found
@@ -303,11 +293,10 @@ class RayController(Process):
         alive = self._processes()
         new = alive.keys() - self._stats.keys()
         await asyncio.gather(*(self._count(one, alive[one]) for one in new))
-        scheme = order.front.edge.scheme
         return AppStatus(
             name=order.common.app,
             target=order.target,
-            url=f"{scheme}://{order.front.host}:{order.front.port}",
+            url=order.front.url,
             pid=0,
             revision=order.current.app.revision,
             uptime_s=time.time() - order.started_at,
@@ -348,42 +337,16 @@ class RayController(Process):
             trouble=trouble,
         )
 
-    # -- Ray Serve's hooks -------------------------------------------------------------------
-
-    async def record_replica_metadata(self) -> dict[str, str]:
-        """Say where gateways reach this process."""
-        return self.metadata(listener.address for listener in self._listeners)
-
-    async def check_health(self) -> None:
-        """Answer as long as the loop does."""
-        await self.on_loop(asyncio.sleep(0))
-
     async def __del__(self) -> None:
         """End."""
         await self.on_loop(self._stop())
 
     async def _stop(self) -> None:
-        await self.tasks.close()
+        await self._tasks.close()
         self._discovery.close()
         await self._router.close()
         await self._backlog.close()
-        for listener in self._listeners:
-            await listener.close()
-        self.clear()
-
-
-def nodes(labels: dict[str, str]) -> tuple[str, ...]:
-    """Return the ids of the nodes that are to have a gateway: those that stay and have these labels."""
-    leaving = state.get_draining_nodes()
-    return tuple(
-        sorted(
-            node["NodeID"]
-            for node in ray.nodes()
-            if node["Alive"]
-            and node["NodeID"] not in leaving
-            and labels.items() <= node["Labels"].items()
-        )
-    )
+        await self.clear()
 
 
 def failure(seen: ApplicationStatusOverview) -> str:

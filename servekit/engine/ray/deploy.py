@@ -22,10 +22,10 @@ from ray.serve.schema import ApplicationStatus
 from servekit.engine.control import AppStatus
 from servekit.engine.description import Described
 from servekit.engine.front import bind
-from servekit.engine.numbers import initial, resized
+from servekit.engine.numbers import initial, resize
 from servekit.engine.ray import build, cluster
 from servekit.engine.ray.code import archive
-from servekit.engine.ray.controller import RayController, failure, nodes
+from servekit.engine.ray.controller import RayController, failure
 from servekit.engine.ray.orders import (
     CONTROLLER,
     GATEWAY,
@@ -60,12 +60,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     resizes: tuple[str, ...] = ()
     stays: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-
-
-def url_of(order: AppOrder) -> str:
-    """Return where the gateways listen."""
-    host, port = order.front.host, order.front.port
-    return f"{order.front.edge.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def revision(described: Described) -> Revision:
@@ -165,7 +159,6 @@ class Deployment:
             NotFound: There is none of that name.
             CallError: Its controller does not answer.
         """
-        self._exists()
         return msgspec.msgpack.decode(self._ask("status"), type=AppStatus)
 
     def logs(self, since: dict[str, int]) -> dict[str, tuple[str, ...]]:
@@ -248,7 +241,7 @@ class Deployment:
         await cluster.check_environments(order.current.app.services)
         try:
             if first:
-                there = nodes(order.front.labels)
+                there = cluster.lasting(order.front.labels)
                 await asyncio.to_thread(build.deploy, order, RayController, nodes=there)
             else:
                 await asyncio.to_thread(self._ask, "apply", pack(order))
@@ -291,9 +284,7 @@ class Deployment:
         Raises:
             ConfigError: There was nothing before.
         """
-        await asyncio.to_thread(self._exists)
-        before = await asyncio.to_thread(self.order)
-        assert before is not None
+        before = await asyncio.to_thread(self._held)
         if before.previous is None:
             raise ConfigError(
                 f"{self.name} has had one revision only; there is nothing to go back to"
@@ -310,19 +301,13 @@ class Deployment:
             ConfigError: A service takes no such number.
             ResourceError: The cluster could not hold them.
         """
-        self._exists()
-        before = self.order()
-        assert before is not None
-        specs = {spec.name: spec for spec in before.current.app.services}
-        numbers = dict(before.numbers)
-        for name, number in wanted.items():
-            if name not in specs:
-                raise NotFound(
-                    f"no service {name!r} runs here.{suggest(name, [*specs])}", started=False
-                )
-            numbers[name] = resized(before.replicas(specs[name]), number, name=name)
-        order = msgspec.structs.replace(before, numbers=numbers, serial=before.serial + 1)
-        needed = [(spec, initial(order.replicas(spec))) for spec in specs.values()]
+        before = self._held()
+        specs = before.current.app.services
+        numbers = resize({spec.name: before.replicas(spec) for spec in specs}, wanted)
+        order = msgspec.structs.replace(
+            before, numbers=before.numbers | numbers, serial=before.serial + 1
+        )
+        needed = [(spec, initial(order.replicas(spec))) for spec in specs]
         cluster.check(needed, cluster.inventory())
         self._ask("apply", pack(order))
         return self.status()
@@ -358,27 +343,38 @@ class Deployment:
             for name, one in seen.deployments.items()
         )
 
-    def _exists(self) -> None:
-        apps = deployed()
-        if self.name not in apps:
-            raise NotFound(
-                f"no app {self.name!r} runs on this cluster.{suggest(self.name, apps)}",
-                started=False,
-            )
+    def _held(self) -> AppOrder:
+        """Return the order that holds.
+
+        Raises:
+            NotFound: The app does not run.
+        """
+        order = self.order()
+        if order is None:
+            raise self._absent()
+        return order
+
+    def _absent(self) -> NotFound:
+        hint = suggest(self.name, deployed())
+        return NotFound(f"no app {self.name!r} runs on this cluster.{hint}", started=False)
 
     def _ask(self, method: str, *args: Any) -> Any:
         """Call a method of the app's controller.
 
         Raises:
+            NotFound: There is none.
             CallError: As it raised, or it does not answer.
         """
         try:
             handle = serve.get_deployment_handle(CONTROLLER, self.name)
+        except KeyError:
+            raise self._absent() from None
+        try:
             return getattr(handle, method).remote(*args).result(timeout_s=_ASK_S)
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ServekitError):
                 raise cause from None
             raise CallError(f"the controller of {self.name} raised: {cause!r}") from error
-        except (RayError, RayServeException, TimeoutError, KeyError) as error:
+        except (RayError, RayServeException, TimeoutError) as error:
             raise CallError(f"the controller of {self.name} does not answer: {error}") from error

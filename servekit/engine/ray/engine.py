@@ -17,7 +17,7 @@ from servekit.engine.control import AppStatus, ServiceStatus
 from servekit.engine.description import Described
 from servekit.engine.numbers import bounds, initial
 from servekit.engine.ray import cluster
-from servekit.engine.ray.deploy import Deployment, order_of, revision, url_of
+from servekit.engine.ray.deploy import Deployment, order_of, revision
 from servekit.errors import CallError, ConfigError, NotFound
 from servekit.settings import Settings
 
@@ -56,7 +56,7 @@ class RayEngine:
         self._joined = self._deployed = False
         self._printed: dict[str, int] = {}
         self.app = described.app
-        self.url = url_of(order)
+        self.url = order.front.url
         self.ready = False
         self._status = AppStatus(
             name=order.common.app,

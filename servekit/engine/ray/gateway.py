@@ -5,7 +5,6 @@ leaves. What they need to know of the whole app they ask its controller, over th
 """
 
 import asyncio
-from functools import partial
 
 import msgspec
 
@@ -15,8 +14,8 @@ from servekit.engine.control import (
     Nothing,
     StartGateway,
     Stats,
+    Verb,
     ask,
-    handler,
 )
 from servekit.engine.front import bind
 from servekit.engine.gateway_host import GatewayHost
@@ -30,7 +29,6 @@ from servekit.observe.metrics import Snapshot
 from servekit.spec.app import AppSpec
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
-from servekit.wire.sockets import Address, Listener
 
 _ASK_S = 3.0
 
@@ -50,8 +48,8 @@ class RayGateway(Process):
     async def _start(self) -> None:
         order, front = self._order, self._order.front
         listener = bind(front.host, front.port, shared=True)
-        self._hello = Hello(service=order.name, replica=self.id)
-        self._control = Router(self._hello, secret=order.common.secret)
+        hello = Hello(service=order.name, replica=self.id)
+        self._control = Router(hello, secret=order.common.secret)
         self._host = GatewayHost(
             StartGateway(
                 name=self.id,
@@ -71,23 +69,16 @@ class RayGateway(Process):
         )
         self._discovery = Discovery(order.common.app, self._update)
         self._discovery.follow({CONTROLLER: False} | order.services)
-        self._verbs = handler(
-            {
-                "app": self._on_app,
-                "states": self._on_states,
-                "stats": self._on_stats,
-                "metrics": self._on_metrics,
-                "leave": self._on_leave,
-                "logs": self.on_logs,
-            }
-        )
-        self._listeners = [Listener(at, partial(self._accept, at)) for at in self.places()]
-        await asyncio.gather(*(one.open() for one in self._listeners))
+        verbs: dict[str, Verb] = {
+            "app": self._on_app,
+            "states": self._on_states,
+            "stats": self._on_stats,
+            "metrics": self._on_metrics,
+            "leave": self._on_leave,
+            "logs": self.on_logs,
+        }
+        await self.listen(order.name, verbs)
         self._host.start(listener)
-
-    def _accept(self, place: Address) -> Connection:
-        secret = self._order.common.secret if place.unix is None else b""
-        return Connection(self._hello, client=False, handler=self._verbs, secret=secret)
 
     def _update(self, table: Table) -> None:
         services = dict(table.services)
@@ -136,16 +127,6 @@ class RayGateway(Process):
         self._host.leave()
         return Nothing()
 
-    # -- Ray Serve's hooks -------------------------------------------------------------------
-
-    async def record_replica_metadata(self) -> dict[str, str]:
-        """Say where the controller reaches this gateway."""
-        return self.metadata(listener.address for listener in self._listeners)
-
-    async def check_health(self) -> None:
-        """Answer as long as the loop that serves does."""
-        await self.on_loop(asyncio.sleep(0))
-
     async def __del__(self) -> None:
         """Say that it leaves, finish the requests on board, then end; Ray Serve waits for it."""
         await self.on_loop(self._stop())
@@ -157,6 +138,4 @@ class RayGateway(Process):
         await self._host.stop()
         self._discovery.close()
         await self._control.close()
-        for listener in self._listeners:
-            await listener.close()
-        self.clear()
+        await self.clear()

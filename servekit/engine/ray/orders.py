@@ -96,6 +96,11 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     dev: bool = False
     settings: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
+    @property
+    def url(self) -> str:
+        """Where the gateways listen."""
+        return self.edge.url(self.host, self.port)
+
 
 class GatewayOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Become a gateway.

@@ -9,8 +9,9 @@ import hashlib
 import shutil
 import socket
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,11 +21,13 @@ import uvloop
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from servekit.core.aio import Tasks
+from servekit.engine.control import Verb, handler
 from servekit.engine.ray.logs import Lines, Since, Tail
 from servekit.engine.ray.orders import Common
 from servekit.observe import log
-from servekit.wire.sockets import Address
+from servekit.wire.connection import Connection
+from servekit.wire.frames import Hello
+from servekit.wire.sockets import Address, Listener
 
 T = TypeVar("T")
 
@@ -53,7 +56,7 @@ class Process:
         name = f"servekit-{hashlib.sha256(common.secret).hexdigest()[:8]}-{node[:8]}"
         self.folder = Path(common.runtime_dir) / name
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.tasks = Tasks()
+        self._listeners: list[Listener] = []
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="servekit", daemon=True).start()
 
@@ -71,6 +74,29 @@ class Process:
         unix = self.folder / f"{self.id.rpartition('-')[2]}.sock"
         return Address(f"unix:{unix}"), Address(f"tcp:{ray.util.get_node_ip_address()}:0")
 
+    async def listen(self, service: str, verbs: Mapping[str, Verb]) -> None:
+        """Answer these verbs, and nothing else, from now on.
+
+        Raises:
+            OSError: An address can't be bound.
+        """
+        hello, answer = Hello(service=service, replica=self.id), handler(verbs)
+
+        def accept(at: Address) -> Connection:
+            secret = at.proof(self.common.secret)
+            return Connection(hello, client=False, handler=answer, secret=secret)
+
+        self._listeners = [Listener(at, partial(accept, at)) for at in self.places()]
+        await asyncio.gather(*(one.open() for one in self._listeners))
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Tell Ray Serve where this process is reached."""
+        return self.metadata(one.address for one in self._listeners)
+
+    async def check_health(self) -> None:
+        """Answer Ray Serve as long as the loop that serves does."""
+        await self.on_loop(asyncio.sleep(0))
+
     async def on_logs(self, body: bytes) -> Lines:
         """Return what was printed since the last question."""
         return self._tail.since(msgspec.msgpack.decode(body, type=Since).until)
@@ -80,8 +106,10 @@ class Process:
         unix, tcp = addresses
         return {"replica": self.id, "unix": unix.text, "tcp": tcp.text, "version": version}
 
-    def clear(self) -> None:
-        """Remove the app's folders on this machine, unless other processes listen there."""
+    async def clear(self) -> None:
+        """Listen no more; remove the app's folders on this machine, unless other processes do."""
+        for listener in self._listeners:
+            await listener.close()
         for folder in self.folder.parent.glob(f"{self.folder.name.rpartition('-')[0]}-*"):
             _sweep(folder.glob("*.sock"))
             if not any(folder.glob("*.sock")):

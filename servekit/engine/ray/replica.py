@@ -125,5 +125,4 @@ class RayReplica(Process):
             await self._host.stop()
         if self._discovery is not None:
             self._discovery.close()
-        await self.tasks.close()
-        self.clear()
+        await self.clear()
