@@ -1,6 +1,7 @@
 """`servekit deploy` and its kin, as an operator uses them; and `sk.deploy`, as a notebook does."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -97,6 +98,22 @@ class Operator:
     async def later(self, *words: str, **given) -> str:
         """Run a command while the loop goes on."""
         return await asyncio.to_thread(self.run, *words, **given)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def serve_has_an_environment(cluster, apps_run_there):
+    """Have Ray Serve started by somebody whose processes have variables that nobody else's have.
+
+    Its controller hands them to what it starts; services that stay must stay all the same.
+    """
+    script = "import ray; from ray import serve; ray.init(); serve.start(proxy_location='Disabled')"
+    job = {"runtime_env": {"env_vars": {"WHO": "started Serve"}}}
+    env = {
+        **os.environ,
+        "RAY_ADDRESS": cluster.address,
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job),
+    }
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True)
 
 
 @pytest.fixture

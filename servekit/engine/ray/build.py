@@ -6,7 +6,7 @@ more, but what its own declarative deploys use; `tests/ray/test_contracts.py` wa
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -91,7 +91,7 @@ def application(
         name=CONTROLLER,
         version=__version__,
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": order.common.runtime_env},
     ).bind(pack(order), *parts)
 
 
@@ -146,7 +146,8 @@ def _replica(order: AppOrder, spec: ServiceSpec, revision: Revision) -> Applicat
         order,
         name=spec.name,
         version=version_of(spec),
-        ray_actor_options=actor_options(spec),
+        ray_actor_options=actor_options(spec)
+        | {"runtime_env": runtime_env(spec, order.common.runtime_env)},
         max_surge_percent=0 if spec.name in order.crowded else 100,
         **_bundles(spec),
         **scaling,
@@ -154,7 +155,7 @@ def _replica(order: AppOrder, spec: ServiceSpec, revision: Revision) -> Applicat
 
 
 def actor_options(spec: ServiceSpec) -> dict[str, Any]:
-    """Return what a replica asks of Ray, as `ray_actor_options`."""
+    """Return what a replica asks of Ray, as `ray_actor_options`; its `runtime_env` is apart."""
     needs, place = spec.needs, spec.placement
     options: dict[str, Any] = {
         "num_cpus": needs.cpu or SMALL_CPU,
@@ -163,16 +164,15 @@ def actor_options(spec: ServiceSpec) -> dict[str, Any]:
         "accelerator_type": place.accelerator,
         "resources": place.resources,
         "label_selector": place.labels,
-        "runtime_env": runtime_env(spec),
     }
     return {name: value for name, value in options.items() if value}
 
 
-def runtime_env(spec: ServiceSpec) -> dict[str, Any]:
-    """Return the environment of a replica's process, as Ray takes it."""
-    env: dict[str, Any] = dict(spec.placement.runtime_env)
-    if spec.environment:
-        env["env_vars"] = spec.environment
+def runtime_env(spec: ServiceSpec, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the environment of a replica's process, over that of the app's processes."""
+    env: dict[str, Any] = {**common, **spec.placement.runtime_env}
+    if variables := {**common.get("env_vars", {}), **spec.environment}:
+        env["env_vars"] = variables
     if spec.placement.python:
         env["py_executable"] = spec.placement.python
     return env
@@ -226,7 +226,11 @@ def _gateway(order: AppOrder, node: str, workers: int) -> Application:
         name=name,
         version=f"{__version__}-{how}",
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "label_selector": {"ray.io/node-id": node}},
+        ray_actor_options={
+            "num_cpus": 0,
+            "label_selector": {"ray.io/node-id": node},
+            "runtime_env": order.common.runtime_env,
+        },
         max_surge_percent=100,
     ).bind(pack(told))
 

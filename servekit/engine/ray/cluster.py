@@ -148,7 +148,7 @@ def _check_environment(spec: ServiceSpec, timeout_s: float) -> None:
         problem = ray.get(_try.options(**options).remote(python))
         if problem:
             raise ConfigError(f"{spec.name}: Placement(python={python!r}): {problem}")
-    task = _versions.options(**options, runtime_env=runtime_env(spec)).remote()
+    task = _versions.options(**options, runtime_env=runtime_env(spec, {})).remote()
     try:
         found = ray.get(task, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:

@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 import msgspec
+import ray
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
@@ -192,6 +193,9 @@ class Deployment:
             )
         cluster.check([(spec, initial(spec.replicas)) for spec in specs], there)
         if before is None:
+            env = dict(ray.get_runtime_context().runtime_env)
+            common = msgspec.structs.replace(wanted.common, runtime_env=env)
+            wanted = msgspec.structs.replace(wanted, common=common)
             return wanted, Plan(starts=tuple(spec.name for spec in specs))
         old = {spec.name: spec for spec in before.current.app.services}
         restarts = [
@@ -207,7 +211,11 @@ class Deployment:
         changed = {spec.name for spec in restarts}
         order = msgspec.structs.replace(
             wanted,
-            common=msgspec.structs.replace(wanted.common, secret=before.common.secret),
+            common=msgspec.structs.replace(
+                wanted.common,
+                secret=before.common.secret,
+                runtime_env=before.common.runtime_env,
+            ),
             serial=before.serial + 1,
             previous=before.current,
             crowded=crowded,

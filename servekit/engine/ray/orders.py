@@ -5,7 +5,7 @@ starts. So they are the app's whole memory: what ran before, what an operator sa
 and the secret, which nobody but the cluster's owner can read there.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -52,6 +52,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
         secret: What its processes prove to each other over TCP.
         runtime_dir: Where private folders for unix sockets are made.
         drain_s: Longest wait for running calls at the end.
+        runtime_env: Ray runtime environment of all its processes: that of who deployed it first. Serve
+            would take that of whoever gives it an order, and restart everything when it differs.
     """
 
     app: str
@@ -60,6 +62,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "console"
     runtime_dir: str = "/tmp"  # noqa: S108
     drain_s: float = 20.0
+    runtime_env: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 class ReplicaOrder(msgspec.Struct, frozen=True, kw_only=True):
