@@ -73,6 +73,8 @@ class Router:
                 service.links[target.replica] = link = _Link(target)
                 link.task = self._tasks.spawn(self._keep(service, link), name=f"link {target}")
             service.changed()
+            if service.held and not targets.targets:
+                self._on_starved(name)  # the replica that they waited for has left
         for name in self._services.keys() - table.services.keys():
             self._services.pop(name).end()
 
@@ -231,6 +233,7 @@ class _Service:
         self.name = name
         self.state = "starting"
         self.retry_after_s = 1.0
+        self.unready: tuple[str, ...] = ()
         self.links: dict[str, _Link] = {}
         self.held: deque[asyncio.Future[None]] = deque()
         self._usable: list[Connection] = []
@@ -238,6 +241,7 @@ class _Service:
     def follow(self, targets: ServiceTargets, *, proves: bool = True) -> list[Target]:
         """Drop the links that are not in the table any more; returns the targets that are new."""
         self.state, self.retry_after_s = targets.state, targets.retry_after_s
+        self.unready = targets.unready
         wanted = {target.replica: target for target in targets.targets}
         for replica, link in [*self.links.items()]:
             link.doubted = replica not in wanted
@@ -264,8 +268,10 @@ class _Service:
         """Look which replicas take calls."""
         self._usable = [
             link.connection
-            for link in self.links.values()
-            if link.connection is not None and link.connection.usable
+            for replica, link in self.links.items()
+            if link.connection is not None
+            and link.connection.usable
+            and replica not in self.unready
         ]
         return self._usable
 

@@ -17,14 +17,17 @@ class ServiceTargets(msgspec.Struct, frozen=True):
     """All of one service's.
 
     Attributes:
-        state: Without targets: `"starting"` and `"asleep"` (scaled to zero) mean that calls may
-            wait for one, `"down"` that the service keeps failing, so they are refused at once.
+        state: While none of the targets can be reached: `"starting"` and `"asleep"` (scaled to
+            zero, and ready so) mean that calls may wait for one, `"down"` that the service keeps
+            failing, so they are refused at once.
         retry_after_s: When a service that is down is tried again.
+        unready: Ids of targets that are to take no calls for now; they finish those they have.
     """
 
     targets: tuple[Target, ...] = ()
     state: Literal["up", "starting", "asleep", "down"] = "starting"
     retry_after_s: float = 1.0
+    unready: tuple[str, ...] = ()
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -30,6 +30,8 @@ _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_FIELDS: Final = 256
 _MAX_BEHIND: Final = 64 * 1024
 """What is read behind a request that runs: only who reads on sees that the client has left."""
+_FRESH_S: Final = 1
+"""What a client that has just connected gets to begin a request when the gateway ends."""
 
 
 class HttpProtocol(Outflow):
@@ -359,6 +361,18 @@ class HttpProtocol(Outflow):
             self._watch(left)
 
     # -- the end -----------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Hang up, unless a request is on its way; a client that has just connected will send one."""
+        if self._in_head:
+            return  # its answer is the last one
+        if self.cycle is None and self.loop.time() - self._idle_since < _FRESH_S:
+            self.timeout_keep_alive = _FRESH_S
+            if self.timeout_keep_alive_task is not None:
+                self.timeout_keep_alive_task.cancel()
+            self._watch(_FRESH_S)
+        else:
+            super().shutdown()
 
     def leave(self) -> None:
         """Hang up behind the answer that is due now; those that come later do so by themselves."""

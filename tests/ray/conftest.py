@@ -1,5 +1,6 @@
 """A Ray cluster for the tests of a file: several nodes on this machine, with GPUs that are only counted."""
 
+import os
 import secrets
 import subprocess
 import sys
@@ -10,9 +11,6 @@ import pytest
 
 from tests.flow import harness
 from tests.flow.conftest import pytest_pyfunc_call
-
-TOKEN = secrets.token_hex(32)
-
 
 _FORGIVEN = ("ResourceWarning", "DeprecationWarning", "pytest.PytestUnraisableExceptionWarning")
 
@@ -28,14 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator["Cluster"]:
     """Start a cluster of one node."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENV.items():
-            patch.setenv(name, value)
-        made = Cluster()
-        try:
-            yield made
-        finally:
-            made.close()
+    made = Cluster()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +41,7 @@ def apps_run_there(cluster: "Cluster") -> Iterator[None]:
 
 ENV = {
     "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": TOKEN,
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
     # Nodes that are killed are missed at once, and not after half a minute.
     "RAY_health_check_initial_delay_ms": "1000",
@@ -56,6 +49,8 @@ ENV = {
     "RAY_health_check_timeout_ms": "500",
     "RAY_health_check_failure_threshold": "3",
 }
+# Ray reads them once in a process, when the first test of whatever kind touches it.
+os.environ.update(ENV)
 
 
 class Cluster:

@@ -166,25 +166,17 @@ async def test_the_life_of_an_app(operator):
 
 
 async def test_a_new_kind_of_gateway(operator):
-    """All gateways are replaced while calls come on new connections, and each is answered.
-
-    A connection that lies in the old listener's queue when that closes is reset by the kernel, before
-    anything of its call is read: its client connects again, as every balancer does.
-    """
+    """All gateways are replaced while calls come on new connections, and each is answered."""
     operator.write("v1")
     operator.run("deploy", "app.py")
     served: list[str] = []
-    reset: list[Exception] = []
     going = True
 
     async def caller() -> None:
         while going:
-            try:
-                served.append(await says(operator))
-            except (ConnectionResetError, EOFError) as error:
-                reset.append(error)
+            served.append(await says(operator))
 
-    callers = [asyncio.create_task(caller()) for _ in range(4)]
+    callers = [asyncio.create_task(caller()) for _ in range(16)]
     before = re.findall(r"servekit\.gateway\.\S+", await operator.later("status"))
     operator.env["SERVEKIT_GZIP_MIN_BYTES"] = "1"
     text = await operator.later("deploy", "app.py")
@@ -198,8 +190,6 @@ async def test_a_new_kind_of_gateway(operator):
     going = False
     await asyncio.gather(*callers)
     assert set(served) == {"v1 5"}
-    show(f"{len(served)} calls, {len(reset)} connections reset")
-    assert len(reset) <= len(callers)
     operator.run("delete")
 
 

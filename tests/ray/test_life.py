@@ -1,5 +1,6 @@
 """Numbers, revisions and deaths, on Ray: tests of `tests/flow`, run there."""
 
+from tests.flow.test_faults import test_a_health_hook_that_raises
 from tests.flow.test_promises import (
     test_a_client_that_leaves_ends_all_of_it,
     test_who_makes_it_may_die,

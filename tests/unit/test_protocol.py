@@ -174,6 +174,36 @@ async def test_a_server_that_shuts_down_leaves_an_idle_connection():
 PAGE = head("GET /page HTTP/1.1")
 
 
+@pytest.mark.parametrize("request_", [post(b"1"), PAGE])
+@pytest.mark.parametrize("known", [False, True], ids=["new", "kept"])
+async def test_a_server_that_shuts_down_reads_the_request_that_is_on_its_way(until, known, request_):
+    async with Door() as door:
+        client = await door.connect()
+        if known:
+            await client.lives()
+        await client.send(request_[:10])
+        await until(lambda: client.protocol._in_head)
+        door.leave()
+        client.protocol.shutdown()
+        await turns(5)
+        answer = await client.ask(request_[10:])
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_server_that_shuts_down_waits_a_little_for_who_has_just_connected(asks):
+    async with Door() as door:
+        client = await door.connect()
+        door.leave()
+        client.protocol.shutdown()
+        await turns(5)
+        if asks:
+            answer = await client.ask(PAGE)
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await client.rest() == b""
+
+
 @pytest.mark.parametrize("request_", [post(b"1"), PAGE, post(b"12", "/tokens"), post(b"", "/no")])
 async def test_a_server_that_is_about_to_leave_answers_and_says_so(request_):
     """A connection that was idle has one more answer, and then goes elsewhere."""

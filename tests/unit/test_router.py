@@ -86,11 +86,13 @@ class Cluster:
             await self.replicas[name].listener.open()
         return [self.replicas[name] for name in names]
 
-    def table(self, *names: str, state: str = "up", service: str = "S", **settings) -> None:
+    def table(
+        self, *names: str, state: str = "up", service: str = "S", proves: bool = True, **settings
+    ) -> None:
         self.serial += 1
         targets = tuple(self.replicas[name].target for name in names)
         services = {service: ServiceTargets(targets, state, **settings)}  # type: ignore[arg-type]
-        self.router.update(Table(self.serial, services))
+        self.router.update(Table(self.serial, services, proves))
 
     async def up(self, *names: str) -> list[Replica]:
         replicas = await self.start(*(n for n in names if n not in self.replicas))
@@ -239,6 +241,67 @@ async def test_a_service_that_sleeps_is_ready_and_wakes(make):
     await cluster.until(lambda: cluster.starved)
     await cluster.up("one")
     assert await task == "one"
+    await cluster.close()
+
+
+async def test_one_that_may_sleep_is_ready_while_its_replica_leaves(make):
+    """The table has it a little longer than it is there; calls meanwhile wake another."""
+    cluster = make()
+    (one,) = await cluster.up("one")
+    cluster.table("one", state="asleep")
+    assert await cluster.ask() == "one"
+    one.crash()
+    await cluster.until(lambda: not cluster.router.connections())
+    assert cluster.router.unready() == {}
+    task = asyncio.create_task(cluster.ask())
+    await cluster.until(lambda: cluster.starved == ["S"])
+    cluster.table(state="asleep")
+    assert cluster.starved == ["S", "S"]
+    await cluster.up("two")
+    assert await task == "two"
+    await cluster.close()
+
+
+async def test_an_unready_replica_finishes_its_calls_and_takes_no_others(make):
+    cluster = make()
+    one, _ = await cluster.up("one", "two")
+    one.gate.clear()
+    running = [asyncio.create_task(cluster.ask()) for _ in range(20)]
+    await cluster.until(lambda: one.calls)
+    cluster.table("one", "two", unready=("one",))
+    before = len(one.calls)
+    assert [await cluster.ask() for _ in range(20)] == ["two"] * 20
+    one.gate.set()
+    assert Counter(await asyncio.gather(*running))["one"] == before
+    cluster.table("one", "two", unready=("one", "two"))
+    assert cluster.router.unready() == {"S": "connecting"}
+    task = asyncio.create_task(cluster.ask())
+    await cluster.until(lambda: cluster.router.statistics())
+    cluster.table("one", "two")
+    assert await task in ("one", "two")
+    assert {await cluster.ask() for _ in range(60)} == {"one", "two"}
+    await cluster.close()
+
+
+async def test_a_table_that_proves_nothing_takes_away_only_what_is_gone(make):
+    cluster = make()
+    one, _ = await cluster.up("one", "two")
+    cluster.table(state="starting", proves=False)
+    assert {await cluster.ask() for _ in range(60)} == {"one", "two"}
+    assert cluster.router.unready() == {}
+    connection = cluster.router.connections()["one"]
+    one.leave()
+    await cluster.until(lambda: not connection.usable)
+    assert [await cluster.ask() for _ in range(20)] == ["two"] * 20
+    cluster.table("two", proves=False)
+    one.crash()
+    await cluster.until(lambda: cluster.router.connections().keys() == {"two"})
+    await one.listener.open()
+    assert [await cluster.ask() for _ in range(20)] == ["two"] * 20
+    assert cluster.router.connections().keys() == {"two"}
+    cluster.table("two")
+    cluster.table()
+    assert cluster.router.connections() == {}
     await cluster.close()
 
 

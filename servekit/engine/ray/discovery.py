@@ -116,9 +116,11 @@ class Discovery:
         self._update(Table(self._serial, table, proves=False))
 
     def _of(self, service: str) -> ServiceTargets:
-        unready = self._states.unready
-        if targets := tuple(t for t in self._targets[service] if t.replica not in unready):
-            return ServiceTargets(targets, "up")
-        if service in self._states.down:
+        targets, unready = self._targets[service], self._states.unready
+        if not targets and service in self._states.down:
             return ServiceTargets((), "down")
-        return ServiceTargets((), "asleep" if service in self._asleep else "starting")
+        if targets and all(target.replica in unready for target in targets):
+            return ServiceTargets(targets, "starting", unready=unready)
+        if service in self._asleep:
+            return ServiceTargets(targets, "asleep", unready=unready)
+        return ServiceTargets(targets, "up" if targets else "starting", unready=unready)

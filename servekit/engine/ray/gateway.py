@@ -1,7 +1,6 @@
 """A gateway on Ray: `GatewayHost` in an actor of its own on each node.
 
-All gateways of a machine share the port (`SO_REUSEPORT`), so a new one is there before an old one
-leaves. What they need to know of the whole app they ask its controller, over the wire.
+A new one is there before an old one leaves, and goes on with its socket (`handover.py`). What they need to know of the whole app they ask its controller, over the wire.
 """
 
 import asyncio
@@ -17,9 +16,9 @@ from servekit.engine.control import (
     Verb,
     ask,
 )
-from servekit.engine.front import bind
 from servekit.engine.gateway_host import GatewayHost
 from servekit.engine.ray.discovery import Discovery
+from servekit.engine.ray.handover import Door, listen
 from servekit.engine.ray.orders import CONTROLLER, GatewayOrder, States
 from servekit.engine.ray.process import Process
 from servekit.engine.router import Router
@@ -47,7 +46,7 @@ class RayGateway(Process):
 
     async def _start(self) -> None:
         order, front = self._order, self._order.front
-        listener = bind(front.host, front.port, shared=True)
+        listener = listen(self.folder, front.host, front.port)
         hello = Hello(service=order.name, replica=self.id)
         self._control = Router(hello, secret=order.common.secret)
         self._host = GatewayHost(
@@ -79,6 +78,8 @@ class RayGateway(Process):
         }
         await self.listen(order.name, verbs)
         self._host.start(listener)
+        door = self.folder / self.id.rpartition("-")[2]
+        self._door = Door(listener, door, f"{front.host}:{front.port}")
 
     def _update(self, table: Table) -> None:
         services = dict(table.services)
@@ -132,6 +133,7 @@ class RayGateway(Process):
         await self.on_loop(self._stop())
 
     async def _stop(self) -> None:
+        self._door.close()
         self._host.leave()
         await asyncio.sleep(self._order.front.drain_delay_s)
         await self._host.drain()
