@@ -33,7 +33,7 @@ from servekit.spec.endpoint import endpoint
 from servekit.spec.file import File
 from servekit.spec.graph import depends, ref
 from servekit.spec.item import Item, ItemError
-from servekit.spec.lifecycle import live, on_build, ready, setup, teardown, warmup
+from servekit.spec.lifecycle import live, on_build, ready, reconfigure, setup, teardown, warmup
 from servekit.spec.mount import mount_asgi
 from servekit.spec.policy import Autoscale, Limits, Placement
 from servekit.spec.promise import promise
@@ -71,6 +71,7 @@ __all__ = [
     "on_build",
     "promise",
     "ready",
+    "reconfigure",
     "ref",
     "service",
     "setup",

@@ -145,6 +145,7 @@ def _plan(plan: "Plan") -> list[Line]:
         [("~", "yellow"), (one, "bold"), ("restarts", ""), (crowded * (one in plan.crowded), "dim")]
         for one in plan.restarts
     ]
+    lines += [[("~", "cyan"), (name, "bold"), ("takes other arguments", "")] for name in plan.tunes]
     lines += [[("~", "cyan"), (name, "bold"), ("is resized", "")] for name in plan.resizes]
     lines += [[("-", "red"), (name, "bold"), ("ends", "")] for name in plan.ends]
     return lines + [[("=", "dim"), (name, "bold"), ("stays", "dim")] for name in plan.stays]

@@ -1,12 +1,15 @@
 """Tracebacks for authors: their own frames, without those of the machinery that called them."""
 
+import asyncio
+import concurrent
 import importlib
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 _PACKAGE = str(Path(__file__).parent.parent)
-_MACHINERY = ("<frozen importlib", importlib.__file__, _PACKAGE)
+_LIBRARIES = tuple(str(Path(one.__file__).parent) for one in (asyncio, concurrent))
+_MACHINERY = ("<frozen importlib", importlib.__file__, _PACKAGE, *_LIBRARIES)
 
 
 def user_traceback(error: BaseException) -> str:

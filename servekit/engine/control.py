@@ -93,6 +93,13 @@ class Started(msgspec.Struct, frozen=True):
     load_s: float = 0.0
 
 
+class Configured(msgspec.Struct, frozen=True):
+    """What became of other arguments: nothing to say, or one line and the whole exception."""
+
+    error: str = ""
+    traceback: str = ""
+
+
 class Stats(msgspec.Struct, frozen=True):
     """A child's figures for the scaler and `servekit status`.
 

@@ -9,6 +9,7 @@ import msgspec
 
 from servekit.core.call import now
 from servekit.engine.control import (
+    Configured,
     Health,
     Nothing,
     ProcessStatus,
@@ -21,6 +22,7 @@ from servekit.engine.control import (
 from servekit.engine.process import Process
 from servekit.engine.table import Table, Target
 from servekit.errors import CallError, SetupError, WireError
+from servekit.spec.app import ServiceSpec
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
 from servekit.wire.sockets import Address, connect
@@ -110,6 +112,27 @@ class Member:
     def _to_start(self) -> StartReplica:
         # While the process came up the table may have changed, and it was told of nothing.
         return msgspec.structs.replace(self._order, table=self._table())
+
+    def adopt(self, spec: ServiceSpec) -> None:
+        """Be of this spec; of what changes only with a process it differs in nothing."""
+        self.spec = spec
+        self._order = msgspec.structs.replace(self._order, spec=spec)
+
+    async def configure(self, spec: ServiceSpec, timeout_s: float) -> None:
+        """Have it take over what changes without a new process.
+
+        Raises:
+            SetupError: User code raised, or it took too long.
+        """
+        self.adopt(spec)
+        try:
+            done = await self.process.ask("configure", spec, answer=Configured, timeout_s=timeout_s)
+        except CallError as error:
+            if self.process.ended.done():
+                return  # the one in its place starts with it
+            raise SetupError(f"{self.id} did not take other arguments: {error}") from error
+        if done.error:
+            raise SetupError(done.error, trace=done.traceback)
 
     async def check(self) -> None:
         """Probe it through its data socket, and take its figures.

@@ -118,6 +118,15 @@ class Pool:
             self.desired = self.desired or spec.replicas.start
         self.resize(spec.replicas)
 
+    async def configure(self, spec: ServiceSpec) -> None:
+        """Go over to a spec of which no process has to start.
+
+        Raises:
+            SetupError: User code raised in a replica; others may have taken it.
+        """
+        self.spec = spec
+        await together(*(m.configure(spec, self._start_timeout_s) for m in self._current()))
+
     def resize(self, policy: int | Autoscale) -> None:
         """Want this many replicas from now on."""
         self.policy = policy
@@ -166,12 +175,13 @@ class Pool:
         return [m for m in self.members if m.state not in (State.DRAINING, State.ENDED)]
 
     def _current(self) -> list[Member]:
-        return [m for m in self.alive if m.spec.revision == self.spec.revision]
+        return [m for m in self.alive if m.spec.process_revision == self.spec.process_revision]
 
     def _old(self) -> list[Member]:
         """Return the replicas of revisions that are over, those first that go first."""
-        kept = (self.spec.revision, self._next)
-        return sorted((m for m in self.alive if m.spec.revision not in kept), key=_expendable)
+        kept = (self.spec.process_revision, self._next)
+        old = (m for m in self.alive if m.spec.process_revision not in kept)
+        return sorted(old, key=_expendable)
 
     def targets(self) -> ServiceTargets:
         """Return what the routing table says of this service."""
@@ -196,8 +206,8 @@ class Pool:
 
     def _promote(self) -> None:
         """Let the replicas of the wanted revision take calls."""
-        for member in self.members:
-            if member.state is State.STANDBY and member.spec.revision == self.spec.revision:
+        for member in self._current():
+            if member.state is State.STANDBY:
                 member.state = State.READY
         ready = sum(m.state is State.READY for m in self._current())
         self._reached = max(self._reached, min(ready, self.desired))
@@ -224,7 +234,7 @@ class Pool:
             SetupError: It could not start; nothing is left of it.
             ResourceError: There is no room for it, even without the old ones.
         """
-        self._next = spec.revision
+        self._next = spec.process_revision
         while True:
             try:
                 return await self._prepare(spec)
@@ -233,7 +243,7 @@ class Pool:
                 if not old:
                     raise
                 # One of the wanted revision would be started again.
-                self._yielded += old[0].spec.revision == self.spec.revision
+                self._yielded += old[0].spec.process_revision == self.spec.process_revision
                 await self._give_way(old[0], error)
 
     async def abandon(self) -> None:
@@ -243,7 +253,7 @@ class Pool:
                 "what left for the new code starts again, from the code that is there now",
                 service=self.spec.name,
             )
-        prepared = [m for m in self.alive if m.spec.revision == self._next]
+        prepared = [m for m in self.alive if m.spec.process_revision == self._next]
         self._next, self._yielded = "", 0
         self._wake.set()
         await asyncio.gather(*(self._let_go(member, _END_S) for member in prepared))
@@ -255,6 +265,8 @@ class Pool:
     async def _launch(self, spec: ServiceSpec) -> Member:
         """Start the process of a replica."""
         member = await self._spawn(spec)
+        if spec.process_revision == self.spec.process_revision:
+            member.adopt(self.spec)  # its arguments may have changed meanwhile
         self.members.append(member)
         self._tasks.spawn(self._attend(member), name=f"attend {member.id}")
         return member

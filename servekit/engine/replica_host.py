@@ -4,12 +4,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+import msgspec
+
 from servekit.core.call import Call, Reply
+from servekit.core.tracebacks import user_traceback
 from servekit.engine import child
-from servekit.engine.control import SERVICE, Figures, Health, Stats, Verb, handler
+from servekit.engine.control import (
+    SERVICE,
+    Configured,
+    Figures,
+    Health,
+    Stats,
+    Verb,
+    handler,
+)
 from servekit.engine.router import Router
 from servekit.engine.table import Table
-from servekit.errors import NotFound
+from servekit.errors import NotFound, SetupError
 from servekit.jobs.sqlite import SqliteStore
 from servekit.observe.metrics import Snapshot
 from servekit.runtime.group import Group
@@ -55,7 +66,13 @@ class ReplicaHost:
         self._group: Group | None = None
         self._store: SqliteStore | None = None
         self._listeners: list[Listener] = []
-        own = {"health": self._on_health, "stats": self._on_stats, "metrics": self._on_metrics}
+        self._loading = asyncio.Lock()
+        own: dict[str, Verb] = {
+            "health": self._on_health,
+            "stats": self._on_stats,
+            "metrics": self._on_metrics,
+            "configure": self.on_configure,
+        }
         self._control = handler(own | dict(verbs or {}))
 
     async def start(self, *addresses: Address, cls: type | None = None) -> tuple[Address, ...]:
@@ -77,7 +94,8 @@ class ReplicaHost:
         group = self._group = Group(
             found, spec, replica_id=self._hello.replica, store=self._store, outward=self._router
         )
-        await group.start(self._handle_of)
+        async with self._loading:
+            await group.start(self._handle_of)
         for address in addresses:
             listener = Listener(address, partial(self._accept, address, group))
             self._listeners.append(listener)
@@ -162,6 +180,17 @@ class ReplicaHost:
         await self._router.close()
 
     # -- what may be asked over its sockets --------------------------------------------------
+
+    async def on_configure(self, body: bytes) -> Configured:
+        """Take over what changes without a new process: in its turn, and not before it is loaded."""
+        spec = msgspec.msgpack.decode(body, type=ServiceSpec)
+        async with self._loading:
+            if self._group is not None and self._group.own.state == "ready":
+                try:
+                    await self._group.configure(spec)
+                except SetupError as error:
+                    return Configured(str(error), user_traceback(error.__cause__ or error))
+        return Configured()
 
     async def _on_health(self, _: bytes) -> Health:
         return await self.health()

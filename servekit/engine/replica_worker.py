@@ -8,7 +8,16 @@ import msgspec
 from servekit.core.call import now
 from servekit.core.tracebacks import user_traceback
 from servekit.engine import child
-from servekit.engine.control import Figures, Nothing, Started, StartReplica, Stats, Verb, Wake
+from servekit.engine.control import (
+    Configured,
+    Figures,
+    Nothing,
+    Started,
+    StartReplica,
+    Stats,
+    Verb,
+    Wake,
+)
 from servekit.engine.replica_host import ReplicaHost
 from servekit.engine.table import Table
 from servekit.errors import AuthorError
@@ -27,6 +36,7 @@ class ReplicaWorker:
             "table": self._table,
             "stats": self._stats,
             "metrics": self._metrics,
+            "configure": self._configure,
             "drain": self._drain,
         }
 
@@ -60,6 +70,10 @@ class ReplicaWorker:
 
     async def _metrics(self, _: bytes) -> Figures:
         return Figures(self._host.metrics() if self._host else ())
+
+    async def _configure(self, body: bytes) -> Configured:
+        # Before the order to start there is nothing to do: it brings the latest.
+        return await self._host.on_configure(body) if self._host is not None else Configured()
 
     async def _drain(self, _: bytes) -> Nothing:
         if self._host is not None:

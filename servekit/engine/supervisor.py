@@ -34,7 +34,7 @@ from servekit.engine.numbers import bounded, initial, resize
 from servekit.engine.pool import Pool
 from servekit.engine.process import Process
 from servekit.engine.table import Table
-from servekit.errors import CallError
+from servekit.errors import CallError, SetupError
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.edge import Edge
 from servekit.observe.families import Families
@@ -147,11 +147,19 @@ class Supervisor:
         app = self._without_doubt(described.app)
         old = {name: pool.spec for name, pool in self._pools.items()}
         new = [s for s in app.services if s.name not in old]
-        changed = [s for s in app.services if s.name in old and s.revision != old[s.name].revision]
+        kept = [s for s in app.services if s.name in old]
+        changed = [s for s in kept if s.process_revision != old[s.name].process_revision]
+        light = [s for s in kept if s not in changed and s.revision != old[s.name].revision]
+        resized = {s.name: s.replicas for s in light if s.replicas != old[s.name].replicas}
         await self._budget.admit(
             app,
             (
-                (s, initial(s.replicas) if s in (*new, *changed) else self._running(s.name))
+                (
+                    s,
+                    initial(s.replicas)
+                    if s in (*new, *changed)
+                    else self._running(s.name, resized.get(s.name)),
+                )
                 for s in app.services
             ),
         )
@@ -163,6 +171,7 @@ class Supervisor:
             await together(
                 *(pool.start() for pool in added.values()),
                 *(self._pools[spec.name].prepare(spec) for spec in changed),
+                *(self._pools[spec.name].configure(spec) for spec in light),
             )
         except BaseException:
             self._search_path = before
@@ -171,6 +180,7 @@ class Supervisor:
             await asyncio.gather(
                 *(self._pools.pop(name).close(0.0) for name in added),
                 *(self._pools[spec.name].abandon() for spec in changed),
+                *(self._take_back(old[spec.name]) for spec in light),
             )
             raise
         self.app = app
@@ -178,11 +188,19 @@ class Supervisor:
         self._not_rolled.clear()
         for spec in changed:
             self._pools[spec.name].adopt(spec)
+        for name, policy in resized.items():
+            self._pools[name].resize(policy)
         for name in old.keys() - {s.name for s in app.services}:
             closing = self._pools.pop(name).close(self._settings.drain_s)
             self._tasks.spawn(closing, name=f"close {name}")
         self._publish()
-        return [*added, *(spec.name for spec in changed)]
+        return [*added, *(spec.name for spec in (*changed, *light))]
+
+    async def _take_back(self, spec: ServiceSpec) -> None:
+        try:
+            await self._pools[spec.name].configure(spec)
+        except SetupError as error:
+            _log.error("a replica did not go back to its old arguments", why=error.message)
 
     def _without_doubt(self, app: AppSpec) -> AppSpec:
         """Give another revision to what may run code that was edited and is as it was again.
@@ -197,7 +215,8 @@ class Supervisor:
 
         services = (
             msgspec.structs.replace(spec, code=f"{spec.code}+")
-            if started_since(spec.name) and spec.revision == self._pools[spec.name].spec.revision
+            if started_since(spec.name)
+            and spec.process_revision == self._pools[spec.name].spec.process_revision
             else spec
             for spec in app.services
         )

@@ -68,7 +68,7 @@ class Group:
             if handle is None:
                 handle = await self._beside(edge, outside)
             handles[edge.attribute] = handle
-        self._replicas[found.name] = replica
+        self._replicas[replica.service] = replica
         await replica.start(handles)
 
     async def _beside(self, edge: DependencyDefinition, outside: Outside) -> ServiceHandle:
@@ -94,6 +94,15 @@ class Group:
             if trouble := await replica.check(kind):
                 return trouble if replica is self.own else f"{replica.service}: {trouble}"
         return ""
+
+    async def configure(self, spec: ServiceSpec) -> None:
+        """Have all replicas take over what changes without a new process.
+
+        Raises:
+            SetupError: User code raised.
+        """
+        for service in (*spec.beside, spec):
+            await self._replicas[service.name].configure(service)
 
     def metrics(self) -> Snapshot:
         """Return the figures of all replicas, each under its service's name."""

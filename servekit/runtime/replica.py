@@ -40,6 +40,7 @@ from servekit.spec.definition import (
     HookKind,
     MountDefinition,
     ServiceDefinition,
+    parameters,
 )
 from servekit.spec.place import place
 
@@ -207,6 +208,34 @@ class Replica:
         self._tasks.append(task)
         self._runners |= {name: (runner, meter) for name, runner in task.runners().items()}
         return task.submit
+
+    async def configure(self, spec: ServiceSpec) -> None:
+        """Go over to other arguments of the constructor, by the hooks that take them.
+
+        Raises:
+            SetupError: A hook raised; chained to its exception.
+        """
+        before, after = self._arguments(), self._arguments(spec)
+        self._spec = spec
+        for hook in self._definition.hooks.get("reconfigure", ()):
+            values = {name: after[name] for name in parameters(hook)}
+            if all(before[name] == value for name, value in values.items()):
+                continue
+            try:
+                if inspect.iscoroutinefunction(hook):
+                    await hook(self._instance, **values)
+                else:
+                    await asyncio.to_thread(hook, self._instance, **values)
+            except Exception as error:
+                raise SetupError(
+                    f"{spec.name}: {hook.__name__} raised {type(error).__name__}: {error}"
+                ) from error
+
+    def _arguments(self, spec: ServiceSpec | None = None) -> Mapping[str, Any]:
+        """Return what the constructor is called with, defaults and all."""
+        bound = inspect.signature(self._definition.cls).bind(**(spec or self._spec).args)
+        bound.apply_defaults()
+        return bound.arguments
 
     async def _run_hooks(self, kind: HookKind) -> None:
         for hook in self._definition.hooks.get(kind, ()):

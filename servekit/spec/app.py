@@ -110,6 +110,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         resources: What it needs itself; `needs` is what its process needs.
         placement: Where on a cluster its processes may be.
         args: Keyword arguments of the constructor; JSON values.
+        tunable: Names of those that a running replica takes other values of.
         version: Label of this version of the service.
         code: Digest of the source that it runs.
         beside: The services that live in its process, dependencies first; theirs are in it, too.
@@ -124,6 +125,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     limits: Limits = Limits()
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     args: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    tunable: tuple[str, ...] = ()
     version: str = "1"
     code: str = ""
     doc: str = ""
@@ -136,6 +138,16 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def needs(self) -> Resources:
         """What one of its processes needs."""
         return Resources.together(service.resources for service in (*self.beside, self))
+
+    @property
+    def arguments(self) -> dict[str, dict[str, Any]]:
+        """Arguments of the constructors in one of its processes, by service."""
+        return {service.name: service.args for service in (*self.beside, self)}
+
+    @property
+    def is_tunable(self) -> bool:
+        """Whether some of them change at run time."""
+        return any(service.tunable for service in (*self.beside, self))
 
     @property
     def has_tasks(self) -> bool:
@@ -163,8 +175,24 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def revision(self) -> str:
-        """Digest of everything that makes a running replica differ, 12 hex digits."""
+        """Digest of the whole content, 12 hex digits."""
         return _digest(self)
+
+    @cached_property
+    def process_revision(self) -> str:
+        """Digest of what a running process can't take over: when it differs, another one starts."""
+        return _digest(self.fixed())
+
+    def fixed(self) -> "ServiceSpec":
+        """Return what can't change without a new process."""
+        return msgspec.structs.replace(
+            self,
+            replicas=1,
+            prefix=None,
+            doc="",
+            args={name: value for name, value in self.args.items() if name not in self.tunable},
+            beside=tuple(service.fixed() for service in self.beside),
+        )
 
 
 class AppSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):

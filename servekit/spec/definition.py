@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from servekit.errors import SpecError
+from servekit.errors import SpecError, suggest
 from servekit.spec.app import Kind
 from servekit.spec.item import Item
 from servekit.spec.place import place
@@ -20,7 +20,9 @@ from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Placement, Reso
 if TYPE_CHECKING:
     from servekit.spec.schema import InputSchema, OutputSchema
 
-HookKind: TypeAlias = Literal["on_build", "setup", "warmup", "ready", "live", "teardown"]
+HookKind: TypeAlias = Literal[
+    "on_build", "setup", "warmup", "ready", "live", "reconfigure", "teardown"
+]
 
 RESERVED = frozenset(
     {
@@ -141,6 +143,11 @@ class DependencyDefinition:
     colocate: bool = False
 
 
+def parameters(hook: Callable[..., Any]) -> tuple[str, ...]:
+    """Return what a hook takes besides the instance."""
+    return tuple(inspect.signature(hook).parameters)[1:]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServiceDefinition:
     """One service: a class, how it runs, and what was found in it.
@@ -189,11 +196,25 @@ class ServiceDefinition:
             if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise SpecError(f"{self.where}: env[{key!r}]={value!r}; write it as text")
         self.routes  # noqa: B018  (finds paths that clash)
+        taken = inspect.signature(self.cls).parameters
+        for hook in self.hooks["reconfigure"]:
+            for name in parameters(hook):
+                if name not in taken:
+                    raise SpecError(
+                        f"{place(hook)}: @sk.reconfigure takes {name!r}, which the constructor of "
+                        f"{self.name} doesn't.{suggest(name, list(taken))}"
+                    )
 
     @property
     def where(self) -> str:
         """The class's name, as the author wrote it."""
         return place(self.cls)
+
+    @property
+    def tunable(self) -> tuple[str, ...]:
+        """The arguments of the constructor that a running replica takes other values of."""
+        names = {name for hook in self.hooks["reconfigure"] for name in parameters(hook)}
+        return tuple(sorted(names))
 
     @property
     def routes(self) -> dict[str, EndpointDefinition]:

@@ -67,6 +67,7 @@ def _service(service: ServiceDefinition, sources: Sources) -> ServiceSpec:
         limits=service.limits,
         env=dict(service.env),
         args=dict(service.args),
+        tunable=service.tunable,
         version=service.version,
         code=_code(service, sources),
         doc=inspect.cleandoc(service.cls.__doc__ or ""),

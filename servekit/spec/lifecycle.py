@@ -2,7 +2,7 @@
 
 Each returns the function itself, tagged, so a hook stays a plain method::
 
-    on_build → __init__ → setup → warmup → ready, live (again and again) → teardown
+    on_build → __init__ → setup → warmup → ready, live, reconfigure (again and again) → teardown
 """
 
 import inspect
@@ -63,6 +63,16 @@ def live(fn: F, /) -> F:
     return _tag(fn, Hook("live"))
 
 
+def reconfigure(fn: F, /) -> F:
+    """Take other values of some of the constructor's arguments, while calls go on.
+
+    A change of the `args` that it names starts no new replica: it is called in each that runs, by
+    name, with all of its parameters, as soon as one of them has another value. A plain method runs
+    in a thread of its own. What it raises takes the whole change back, by another call of it.
+    """
+    return _tag(fn, Hook("reconfigure"))
+
+
 def teardown(fn: F, /) -> F:
     """Run once the last call is done; several run in the reverse order, subclasses first."""
     return _tag(fn, Hook("teardown"))
@@ -98,6 +108,9 @@ def _check(fn: Callable[..., Any], hook: Hook) -> None:
         )
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise SpecError(f"{where}: {decorator} can't be a generator; do the work without `yield`")
+    if hook.kind == "reconfigure":
+        _check_parameters(fn, where)
+        return
     required = [
         p.name
         for p in inspect.signature(fn).parameters.values()
@@ -107,4 +120,15 @@ def _check(fn: Callable[..., Any], hook: Hook) -> None:
         raise SpecError(
             f"{where}({', '.join(required)}): {decorator} is called with `self` alone; "
             "give every other parameter a default, or set it in __init__"
+        )
+
+
+def _check_parameters(fn: Callable[..., Any], where: str) -> None:
+    parameters = [*inspect.signature(fn).parameters.values()][1:]
+    if not parameters or any(
+        p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters
+    ):
+        raise SpecError(
+            f"{where}: @sk.reconfigure takes some of the constructor's parameters, by their names; "
+            "write them out, like `def …(self, threshold: float)`"
         )

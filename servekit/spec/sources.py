@@ -91,6 +91,18 @@ class Sources:
             return None if where.is_open or module.is_open else (where, node)
         return None
 
+    def reference(self, module: Module, name: str) -> tuple[Module, Statement] | None:
+        """Return the `name = sk.ref(Class, …)` that a name stands for, if it plainly is one."""
+        meaning = _Names(self, module).meaning(name)
+        statement, scope = meaning.statement, meaning.scope
+        if statement is None or not isinstance(scope, _Names) or not statement.edges:
+            return None
+        if scope.module.is_open or module.is_open:
+            return None
+        value = statement.node.value if isinstance(statement.node, ast.Assign) else None
+        is_call = isinstance(value, ast.Call) and ast.unparse(value.func).endswith("ref")
+        return (scope.module, statement) if is_call else None
+
     def is_service(self, module: Module, node: ast.ClassDef) -> bool:
         """Return whether a class is plainly decorated with `@sk.service`."""
         names = _Names(self, module)
@@ -271,6 +283,9 @@ class _Walk:
         found = self._sources.defined(module, name)
         if found is not None and self._sources.is_service(*found):
             self._types(*found)
+        elif (reference := self._sources.reference(module, name)) is not None:
+            for cls in reference[1].edges:  # the settings are the other service's
+                self._edge(reference[0], cls)
         elif name in module.binders:
             self.name(module.name, name)
 

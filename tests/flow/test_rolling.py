@@ -273,3 +273,100 @@ async def test_saving_a_file_while_its_only_gpu_is_taken(tmp_path):
             await load.goes_on()
         assert load.check().keys() == {"200"}
         assert {outcome.value.split()[0] for outcome in load.outcomes()} == {"v1", "v2"}
+
+
+TUNED = """
+import servekit as sk
+
+
+@sk.service
+class Model:
+    def __init__(self, factor: int = 1, weights: str = "a") -> None:
+        self.factor, self.weights = factor, weights
+
+    @sk.reconfigure
+    def tune(self, factor: int) -> None:
+        self.factor = factor
+        if factor < 0:
+            raise ValueError("the factor is negative")
+
+    @sk.endpoint(idempotent=True)
+    def times(self, x: int) -> str:
+        return f"{self.weights} {x * self.factor}"
+
+
+@sk.service
+class Beside:
+    def __init__(self, word: str = "by") -> None:
+        self.word = word
+
+    @sk.reconfigure
+    async def say(self, word: str) -> None:
+        self.word = word
+
+    @sk.endpoint
+    async def said(self) -> str:
+        return self.word
+
+
+model = sk.ref(Model, name="Tuned", replicas=2, args={"factor": 2})
+beside = sk.ref(Beside, name="Word", args={})
+
+
+@sk.service
+class Root:
+    model = sk.depends(model)
+    beside = sk.depends(beside, colocate=True)
+
+    @sk.endpoint(idempotent=True)
+    async def ask(self, x: int) -> str:
+        return f"{await self.model.times.remote(x)} {await self.beside.said.remote()}"
+"""
+
+
+async def test_arguments_that_running_replicas_take(tmp_path):
+    """Those that an `@sk.reconfigure` hook names restart nothing; all others do; a bad one changes
+    nothing."""
+    file = tmp_path / "app.py"
+    file.write_text(text := TUNED)
+    async with serving(f"{file}:Root", verb="dev", cwd=tmp_path) as app:
+
+        async def replicas():
+            return {*await app.replicas("Root"), *await app.replicas("Tuned")}
+
+        async def answer() -> str:
+            return (await app.post("/ask", {"x": 3})).json
+
+        async def edited(old: str, new: str, wanted: str) -> set[str]:
+            nonlocal text
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+            rolls = app.text.count("reloaded")
+            file.write_text(text)
+            await until(lambda: app.text.count("reloaded") > rolls, "it is reloaded")
+            assert {await answer() for _ in range(20)} == {wanted}
+            return await replicas()
+
+        first = await replicas()
+        assert len(first) == 3
+        assert await answer() == "a 6 by"
+        async with Load(app, "/ask", rate=40, right=lambda *_: True) as load:
+            assert await edited('"factor": 2', '"factor": 5', "a 15 by") == first
+            assert (
+                await edited("args={})", 'args={"word": "or"})', "a 15 or") == first
+            )
+
+            file.write_text(text.replace('"factor": 5', '"factor": -1'))
+            await until(lambda: "reload failed" in app.text, "the bad one is reported")
+            assert "Tuned: tune raised ValueError: the factor is negative" in app.text
+            assert {await answer() for _ in range(20)} == {"a 15 or"}
+            assert await replicas() == first
+
+            file.write_text(text.replace('"factor": 5', '"factor": 7, "weights": "b"'))
+
+            async def others_serve():
+                return len(await replicas()) == 3 and len(await replicas() & first) == 1
+
+            await until(others_serve, "replicas with other weights are there, and none else")
+            assert {await answer() for _ in range(20)} == {"b 21 or"}
+        assert load.check().keys() == {"200"}

@@ -176,7 +176,9 @@ PAGE = head("GET /page HTTP/1.1")
 
 @pytest.mark.parametrize("request_", [post(b"1"), PAGE])
 @pytest.mark.parametrize("known", [False, True], ids=["new", "kept"])
-async def test_a_server_that_shuts_down_reads_the_request_that_is_on_its_way(until, known, request_):
+async def test_a_server_that_shuts_down_reads_the_request_that_is_on_its_way(
+    until, known, request_
+):
     async with Door() as door:
         client = await door.connect()
         if known:

@@ -122,8 +122,7 @@ def services(order: AppOrder) -> dict[str, bool]:
 
 def version_of(spec: ServiceSpec) -> str:
     """Return what changes when running replicas of a service have to be replaced."""
-    kept = msgspec.structs.replace(spec, replicas=1, prefix=None, doc="")
-    return f"{__version__}-{kept.revision}"
+    return f"{__version__}-{spec.process_revision}"
 
 
 def gateway_name(node: str) -> str:

@@ -19,6 +19,7 @@ from servekit.core.aio import Tasks
 from servekit.engine.backlog import Backlog
 from servekit.engine.control import (
     AppStatus,
+    Configured,
     Figures,
     Health,
     Nothing,
@@ -39,6 +40,7 @@ from servekit.errors import CallError, Conflict, SetupError
 from servekit.observe.families import Families
 from servekit.observe.log import get_logger
 from servekit.observe.metrics import Aggregate, Metrics
+from servekit.spec.app import ServiceSpec
 from servekit.spec.policy import Autoscale
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
@@ -49,6 +51,7 @@ _log = get_logger("servekit.controller")
 
 _TICK_S = 1.0
 _ASK_S = 2.0
+_TUNE_S = 30.0
 _TRACE = "Traceback (most recent call last):"
 _FAILED = ("UNHEALTHY", "DEPLOY_FAILED")
 
@@ -189,7 +192,9 @@ class RayController(Process):
                 self._nodes = found
                 await self._deploy()
             self._seen = (await asyncio.to_thread(serve.status)).applications.get(self.common.app)
-            if not self._outcome.done and self._seen is not None:
+            if self._outcome.done:
+                await self._tell_app()  # those that have come since
+            elif self._seen is not None:
                 await self._settle(self._seen)
         await asyncio.gather(*(self._count(*item) for item in self._processes().items()))
         await self._tell_states()
@@ -204,27 +209,49 @@ class RayController(Process):
             if self._stages:
                 del self._stages[0]
                 await self._deploy()
-            elif all([await self._tell_app(one) for one in self._processes(GATEWAY)]):
-                self._outcome = Outcome(done=True, error=self._failure)
+                return
+            try:
+                if await self._tell_app():
+                    self._outcome = Outcome(done=True, error=self._failure)
+            except SetupError as error:
+                await self._go_back(f"{error.message}\n{error.trace}")
         elif seen.status is ApplicationStatus.DEPLOY_FAILED:
-            why, before = failure(seen), self._before
-            _log.error("a service does not start", why=why.partition("\n")[0])
-            if before is None or self._failure:
-                self._outcome = Outcome(done=True, error=self._failure or why)
-            else:
-                self._failure, self._stages = why, []
-                self._order = msgspec.structs.replace(before, serial=self._order.serial)
-                await self._deploy()
+            await self._go_back(failure(seen))
 
-    async def _tell_app(self, gateway: str) -> bool:
-        """Have a gateway answer for the app as it is now; returns whether it does."""
+    async def _go_back(self, why: str) -> None:
+        """Have the order before this one again, or end with what there is."""
+        _log.error("a service does not go over", why=why.partition("\n")[0])
+        before = self._before
+        if before is None or self._failure:
+            self._outcome = Outcome(done=True, error=self._failure or why)
+        else:
+            self._failure, self._stages = why, []
+            self._order = msgspec.structs.replace(before, serial=self._order.serial)
+            await self._deploy()
+
+    async def _tell_app(self) -> bool:
+        """Have all processes be as the app says, gateways last; returns whether they are.
+
+        Raises:
+            SetupError: The author's code raised at its new arguments.
+        """
         app = self._order.current.app
-        if self._told.get(gateway) != app.revision:
-            answer = await self._ask(gateway, "app", app, Nothing)
-            if answer is None:
-                return False
-            self._told[gateway] = app.revision
-        return True
+        tunable = {spec.name: spec for spec in app.services if spec.is_tunable}
+        behind = [id_ for id_ in self._processes() if self._told.get(id_) != app.revision]
+        replicas = [(id_, spec) for id_ in behind if (spec := tunable.get(id_.rpartition("-")[0]))]
+        answers = await asyncio.gather(*(self._tune(id_, spec) for id_, spec in replicas))
+        for answer in answers:
+            if answer is not None and answer.error:
+                raise SetupError(answer.error, trace=answer.traceback)
+        gateways = [id_ for id_ in behind if id_.startswith(GATEWAY)]
+        answers += await asyncio.gather(*(self._ask(id_, "app", app, Nothing) for id_ in gateways))
+        told = zip([*(id_ for id_, _ in replicas), *gateways], answers, strict=True)
+        self._told |= {id_: app.revision for id_, answer in told if answer is not None}
+        return None not in answers
+
+    async def _tune(self, replica: str, spec: ServiceSpec) -> Configured | None:
+        self._told.pop(replica, None)  # whatever comes of it, it is not as it was
+        return await self._ask(replica, "configure", spec, Configured, timeout_s=_TUNE_S)
 
     async def _count(self, process: str, connection: Connection) -> None:
         stats = await self._ask(process, "stats", None, Stats)
@@ -262,13 +289,18 @@ class RayController(Process):
         return {id_: one for id_, one in connections.items() if id_.startswith(prefix)}
 
     async def _ask(
-        self, process: str, verb: str, body: msgspec.Struct | None, answer: type[T]
+        self,
+        process: str,
+        verb: str,
+        body: msgspec.Struct | None,
+        answer: type[T],
+        timeout_s: float = _ASK_S,
     ) -> T | None:
         connection = self._router.connections().get(process)
         if connection is None:
             return None
         try:
-            return await ask(connection, verb, body, answer=answer, timeout_s=_ASK_S)
+            return await ask(connection, verb, body, answer=answer, timeout_s=timeout_s)
         except CallError:
             return None
 

@@ -53,11 +53,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         crowded: Of those that restart, those whose old replicas leave before new ones start.
+        tunes: Whose replicas take other arguments.
     """
 
     starts: tuple[str, ...] = ()
     restarts: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
+    tunes: tuple[str, ...] = ()
     resizes: tuple[str, ...] = ()
     stays: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
@@ -228,13 +230,15 @@ class Deployment:
             started_at=before.started_at,
         )
         kept = [spec for spec in specs if spec.name in old and spec.name not in changed]
-        resizes = {s.name for s in kept if order.replicas(s) != before.replicas(old[s.name])}
+        resizes = [s.name for s in kept if order.replicas(s) != before.replicas(old[s.name])]
+        tunes = [s.name for s in kept if s.arguments != old[s.name].arguments]
         return order, Plan(
             starts=tuple(spec.name for spec in specs if spec.name not in old),
             restarts=tuple(spec.name for spec in restarts),
             crowded=crowded,
-            resizes=tuple(sorted(resizes)),
-            stays=tuple(spec.name for spec in kept if spec.name not in resizes),
+            tunes=tuple(tunes),
+            resizes=tuple(resizes),
+            stays=tuple(spec.name for spec in kept if spec.name not in (*resizes, *tunes)),
             ends=tuple(old.keys() - {spec.name for spec in specs}),
         )
 

@@ -120,7 +120,7 @@ class RayEngine:
         await self._deployment.carry_out(order, timeout_s=self._settings.start_timeout_s)
         self._order, self.app = order, described.app
         await self.look()
-        return [*plan.starts, *plan.restarts]
+        return [*plan.starts, *plan.restarts, *plan.tunes]
 
     async def scale(self, wanted: Mapping[str, int | tuple[int, int]]) -> None:
         """Have other numbers of replicas, each until its service's code changes.
