@@ -352,9 +352,7 @@ async def test_arguments_that_running_replicas_take(tmp_path):
         assert await answer() == "a 6 by"
         async with Load(app, "/ask", rate=40, right=lambda *_: True) as load:
             assert await edited('"factor": 2', '"factor": 5', "a 15 by") == first
-            assert (
-                await edited("args={})", 'args={"word": "or"})', "a 15 or") == first
-            )
+            assert await edited("args={})", 'args={"word": "or"})', "a 15 or") == first
 
             file.write_text(text.replace('"factor": 5', '"factor": -1'))
             await until(lambda: "reload failed" in app.text, "the bad one is reported")

@@ -77,6 +77,42 @@ async def test_hooks_run_in_their_order_and_the_replica_is_ready_behind_them(ask
     assert replica.state == "stopped"
 
 
+async def test_other_arguments_go_to_the_hooks_that_take_them():
+    calls: list[object] = []
+
+    @sk.service
+    class S:
+        def __init__(self, low: int = 0, high: int = 9, name: str = "x") -> None: ...
+
+        @sk.reconfigure
+        def between(self, low: int, high: int) -> None:
+            calls.append((low, high))
+            if low > high:
+                raise ValueError("nothing is between")
+
+        @sk.reconfigure
+        async def call(self, name: str) -> None:
+            calls.append(name)
+
+    replica = make(S, args={"low": 1})
+    await replica.start({})
+
+    async def configure(**args) -> list[object]:
+        calls.clear()
+        await replica.configure(ServiceSpec(name="S", target="t:T", args=args))
+        return calls
+
+    assert await configure(low=1) == []
+    assert await configure(low=1, high=9, name="x") == []  # the defaults
+    assert await configure(high=5) == [(0, 5)]
+    assert await configure(high=5, name="y") == ["y"]
+    assert await configure() == [(0, 9), "x"]
+    with pytest.raises(SetupError, match="S: between raised ValueError: nothing is between"):
+        await configure(low=10)
+    assert await configure() == [(0, 9)]  # also behind one that failed
+    await replica.stop()
+
+
 @pytest.mark.parametrize("where", ["init", "setup", "warmup"])
 async def test_set_up_that_raises_keeps_its_cause(where):
     @sk.service

@@ -314,6 +314,7 @@ def test_hooks_are_plain_methods_in_the_order_they_run() -> None:
         "warmup": ["warm"],
         "ready": ["is_ready"],
         "live": ["is_live"],
+        "reconfigure": [],
         "teardown": ["close_more", "close"],
     }
     assert Derived().first() == "plain"
@@ -343,6 +344,35 @@ def test_a_hook_takes_self_alone() -> None:
         sk.ready(gen)
     with pytest.raises(SpecError, match="decorate a plain method"):
         sk.live(staticmethod(load))
+
+
+def test_reconfigure_takes_arguments_of_the_constructor() -> None:
+    @sk.service
+    class S:
+        def __init__(self, low: float = 0.0, high: float = 1.0, path: str = "x") -> None: ...
+
+        @sk.reconfigure
+        def between(self, low: float, *, high: float) -> None: ...
+
+    assert definition(S).tunable == ("high", "low")
+
+
+def test_reconfigure_that_can_not_be_called() -> None:
+    def nothing(self: object) -> None: ...
+    def anything(self: object, **args: float) -> None: ...
+
+    for fn in (nothing, anything):
+        with pytest.raises(SpecError, match=r"takes some of the constructor's parameters"):
+            sk.reconfigure(fn)
+
+    class S:
+        def __init__(self, treshold: float = 0.5) -> None: ...
+
+        @sk.reconfigure
+        def tune(self, threshold: float) -> None: ...
+
+    with pytest.raises(SpecError, match=r"S\.tune: .*takes 'threshold'.*Did you mean 'treshold'"):
+        sk.service(S)
 
 
 # ---- mistakes

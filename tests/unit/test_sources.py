@@ -193,6 +193,12 @@ def test_nothing_changes_when_nothing_does():
     assert len(set(digests(modules(APP)).values())) == 4
 
 
+def test_settings_of_a_service_that_is_called_are_not_the_callers():
+    """What it is named is in the caller's edges, the rest is its own."""
+    for settings in ("replicas=2", 'args={"size": CONFIG.size}', "gpu=1"):
+        assert changed(APP, ('name="big"', f'name="big", {settings}')) == set()
+
+
 def test_formatting_and_comments_change_nothing():
     files = modules(APP)
     shaped = {
@@ -223,7 +229,7 @@ def test_formatting_and_comments_change_nothing():
         ("return [Hit(text, log)]", "return []", "B"),
         ("return 1\n\nBIG", "return 2\n\nBIG", "B"),
         ("gpu=0.5", "gpu=1", "B"),
-        ('name="big"', 'name="bigger"', "C"),
+        ('name="big"', 'name="bigger"', ""),
         ("fold=True", "fold=False", ""),
         ("print(FOLD)", "print(1)", ""),
         ('"MODE", "fast"', '"MODE", "slow"', ""),
