@@ -1,15 +1,20 @@
 """Tracebacks for authors: their own frames, without those of the machinery that called them."""
 
 import asyncio
-import concurrent
+import concurrent.futures
 import importlib
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 _PACKAGE = str(Path(__file__).parent.parent)
-_LIBRARIES = tuple(str(Path(one.__file__).parent) for one in (asyncio, concurrent))
-_MACHINERY = ("<frozen importlib", importlib.__file__, _PACKAGE, *_LIBRARIES)
+_MACHINERY = (
+    "<frozen importlib",
+    importlib.__file__,
+    str(Path(asyncio.__file__).parent),
+    str(Path(concurrent.futures.__file__).parent),
+    _PACKAGE,
+)
 
 
 def user_traceback(error: BaseException) -> str:

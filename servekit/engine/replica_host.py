@@ -66,7 +66,7 @@ class ReplicaHost:
         self._group: Group | None = None
         self._store: SqliteStore | None = None
         self._listeners: list[Listener] = []
-        self._loading = asyncio.Lock()
+        self._configuring = asyncio.Lock()
         own: dict[str, Verb] = {
             "health": self._on_health,
             "stats": self._on_stats,
@@ -94,8 +94,9 @@ class ReplicaHost:
         group = self._group = Group(
             found, spec, replica_id=self._hello.replica, store=self._store, outward=self._router
         )
-        async with self._loading:
-            await group.start(self._handle_of)
+        await group.start(self._handle_of)
+        if self._spec is not spec:
+            await group.configure(self._spec)
         for address in addresses:
             listener = Listener(address, partial(self._accept, address, group))
             self._listeners.append(listener)
@@ -182,12 +183,12 @@ class ReplicaHost:
     # -- what may be asked over its sockets --------------------------------------------------
 
     async def on_configure(self, body: bytes) -> Configured:
-        """Take over what changes without a new process: in its turn, and not before it is loaded."""
-        spec = msgspec.msgpack.decode(body, type=ServiceSpec)
-        async with self._loading:
+        """Take over what changes without a new process; while it loads, once it has."""
+        self._spec = msgspec.msgpack.decode(body, type=ServiceSpec)
+        async with self._configuring:
             if self._group is not None and self._group.own.state == "ready":
                 try:
-                    await self._group.configure(spec)
+                    await self._group.configure(self._spec)
                 except SetupError as error:
                     return Configured(str(error), user_traceback(error.__cause__ or error))
         return Configured()

@@ -281,6 +281,25 @@ def test_gpu_fractions_are_placed_as_its_readme_says(tmp_path):
     assert "clean → Clean  in the same process" in tree
 
 
+# ---- kinds of stages
+
+
+def test_stages_run_where_its_readme_says(tmp_path):
+    target = "examples/stages/app.py"
+    with serving(target, tmp_path / "log", SERVEKIT_GPUS="2") as url:
+        with servekit.Client(url) as client:
+            answer = client.call("search", query="a boat", texts=["a tree", "the boat", "a boat"])
+        assert answer["texts"] == ["a boat", "the boat", "a tree"]
+        seen = {(place["stage"], place["devices"]) for place in answer["places"]}
+        assert seen == {("Search", ""), ("Tokenize", ""), ("Embed", "0"), ("Rank", "")}
+        pids = {place["stage"]: place["pid"] for place in answer["places"]}
+        assert pids["Tokenize"] == pids["Search"]
+        assert len(set(pids.values())) == 3
+        printed = run_snippets("stages", url)[0]
+        assert printed.startswith("['the boat is red', 'red red wine', 'one boat', 'a cold night']")
+        assert "Rank      sees no GPU" in printed
+
+
 # ---- semantic search
 
 

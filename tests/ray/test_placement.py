@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.flow.harness import Running, serving, until
+from tests.flow.harness import ROOT, Running, serving, until
 from tests.ray.conftest import raylet_of
 
 
@@ -34,6 +34,25 @@ async def test_gpus_and_where_they_are(cluster, gpus):
         assert [*seen["without"].values()] == [*seen["bound"].values()] == [""]
         [bound] = seen["bound"]
         assert raylet_of(int(bound)) == raylet_of(int(next(iter(seen["pair"]))))
+
+
+async def test_the_example_of_stages(cluster, gpus):
+    """As on a laptop: GPUs for those that ask, none for others, one stage in the root's process."""
+    async with serving(str(ROOT / "examples/stages/app.py")) as app:
+        places = {}
+        for _ in range(20):
+            answer = await app.post("/search", {"query": "a boat", "texts": ["a tree", "a boat"]})
+            assert answer.status == 200, answer.body
+            assert answer.json["texts"] == ["a boat", "a tree"]
+            places |= {(one["stage"], one["pid"]): one["devices"] for one in answer.json["places"]}
+        pids = {}
+        for stage, pid in places:
+            pids.setdefault(stage, set()).add(pid)
+        assert len(pids["Embed"]) == 2
+        assert pids["Tokenize"] == pids["Search"]
+        assert len(pids["Rank"] | pids["Search"]) == 2
+        for (stage, _), devices in places.items():
+            assert devices in ("0", "1", "2", "3", "4") if stage == "Embed" else devices == ""
 
 
 @pytest.mark.parametrize(

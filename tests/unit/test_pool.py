@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 
 from servekit.engine import pool as module
@@ -52,6 +54,12 @@ class Replica:
             self.state, self.ready_at = State.STANDBY, float(self.process.pid)
         return Started(address="unix:/x")
 
+    def adopt(self, spec: ServiceSpec) -> None:
+        self.spec = spec
+
+    async def configure(self, spec: ServiceSpec, _: float) -> None:
+        self.adopt(spec)
+
     async def check(self) -> None: ...
 
     async def count(self) -> None: ...
@@ -72,8 +80,8 @@ class Replica:
 class Stage:
     """A pool, and all replicas that it ever started."""
 
-    def __init__(self, replicas: int | Autoscale = 1) -> None:
-        self.spec = ServiceSpec(name="S", target="app:S", replicas=replicas)
+    def __init__(self, replicas: int | Autoscale = 1, **spec: Any) -> None:
+        self.spec = ServiceSpec(name="S", target="app:S", replicas=replicas, **spec)
         self.replicas: list[Replica] = []
         self.refusal: Exception | None = None
         self.room = 1000
@@ -333,6 +341,20 @@ async def test_one_that_is_ready_at_the_very_end_does_not_come_back(until):
     assert [t.replica for t in stage.pool.targets().targets] == ["S-1"]
     late.drained.set()
     late.die()
+    await stage.close()
+
+
+async def test_one_whose_process_starts_meanwhile_gets_the_latest_arguments(until):
+    stage = await Stage(1, args={"x": 1}, tunable=("x",)).started()
+    stage.pool.resize(2)
+    await asyncio.sleep(0)  # its process is on its way
+    light = msgspec.structs.replace(stage.spec, args={"x": 2})
+    await stage.pool.configure(light)
+    await until(lambda: len(stage.replicas) == 2)
+    await settle()
+    assert [replica.spec for replica in stage.replicas] == [light, light]
+    stage.load()
+    await until(lambda: stage.states() == ["ready"] * 2)
     await stage.close()
 
 

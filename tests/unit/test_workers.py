@@ -27,6 +27,13 @@ may_load = asyncio.Event()
 
 @sk.service
 class Slow:
+    def __init__(self, unit: str = "s") -> None:
+        self.units = [unit]
+
+    @sk.reconfigure
+    def measure(self, unit: str) -> None:
+        self.units.append(unit)
+
     @sk.setup
     async def load(self) -> None:
         await may_load.wait()
@@ -36,7 +43,7 @@ class Slow:
         return x
 """
 SLOW = AppSpec(root="Slow", services=(ServiceSpec(name="Slow", target="app:Slow"),))
-BODIES = {"table": Table(serial=1), "app": SLOW}
+BODIES = {"table": Table(serial=1), "app": SLOW, "configure": SLOW.services[0]}
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +105,18 @@ async def test_a_replica_that_is_told_to_leave_while_it_starts_leaves(tmp_path, 
     sys.modules["slow_and_unwanted"].may_load.set()
     await starting
     assert "draining" in (await worker._host.health()).ready
+    await worker.stop()
+
+
+async def test_other_arguments_that_come_while_it_loads_are_taken_behind_that(tmp_path, until):
+    worker = ReplicaWorker(child.Supervisor())
+    starting = start(worker, "slow_and_configured", tmp_path)
+    await until(lambda: (group := group_of(worker)) is not None and group._replicas)
+    other = msgspec.structs.replace(SLOW.services[0], args={"unit": "ms"})
+    await worker.verbs["configure"](msgspec.msgpack.encode(other))
+    sys.modules["slow_and_configured"].may_load.set()
+    assert not (await starting).error
+    assert group_of(worker).own._instance.units == ["s", "ms"]
     await worker.stop()
 
 

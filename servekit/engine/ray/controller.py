@@ -239,15 +239,16 @@ class RayController(Process):
         tunable = {spec.name: spec for spec in app.services if spec.is_tunable}
         behind = [id_ for id_ in self._processes() if self._told.get(id_) != app.revision]
         replicas = [(id_, spec) for id_ in behind if (spec := tunable.get(id_.rpartition("-")[0]))]
-        answers = await asyncio.gather(*(self._tune(id_, spec) for id_, spec in replicas))
-        for answer in answers:
+        tuned = await asyncio.gather(*(self._tune(id_, spec) for id_, spec in replicas))
+        for answer in tuned:
             if answer is not None and answer.error:
                 raise SetupError(answer.error, trace=answer.traceback)
         gateways = [id_ for id_ in behind if id_.startswith(GATEWAY)]
-        answers += await asyncio.gather(*(self._ask(id_, "app", app, Nothing) for id_ in gateways))
-        told = zip([*(id_ for id_, _ in replicas), *gateways], answers, strict=True)
-        self._told |= {id_: app.revision for id_, answer in told if answer is not None}
-        return None not in answers
+        taken = await asyncio.gather(*(self._ask(id_, "app", app, Nothing) for id_ in gateways))
+        asked = [*(id_ for id_, _ in replicas), *gateways]
+        answers = dict(zip(asked, [*tuned, *taken], strict=True))
+        self._told |= {id_: app.revision for id_, answer in answers.items() if answer is not None}
+        return None not in answers.values()
 
     async def _tune(self, replica: str, spec: ServiceSpec) -> Configured | None:
         self._told.pop(replica, None)  # whatever comes of it, it is not as it was
