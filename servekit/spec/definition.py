@@ -197,7 +197,7 @@ class ServiceDefinition:
                 raise SpecError(f"{self.where}: env[{key!r}]={value!r}; write it as text")
         self.routes  # noqa: B018  (finds paths that clash)
         taken = inspect.signature(self.cls).parameters
-        for hook in self.hooks["reconfigure"]:
+        for hook in self.hooks.get("reconfigure", ()):
             for name in parameters(hook):
                 if name not in taken:
                     raise SpecError(
@@ -213,7 +213,7 @@ class ServiceDefinition:
     @property
     def tunable(self) -> tuple[str, ...]:
         """The arguments of the constructor that a running replica takes other values of."""
-        names = {name for hook in self.hooks["reconfigure"] for name in parameters(hook)}
+        names = {name for hook in self.hooks.get("reconfigure", ()) for name in parameters(hook)}
         return tuple(sorted(names))
 
     @property

@@ -13,7 +13,7 @@ NAMES = {
     "__version__", "errors",
     # declare
     "service", "endpoint", "batched", "task", "depends", "ref",
-    "mount_asgi", "on_build", "setup", "warmup", "ready", "live", "teardown",
+    "mount_asgi", "on_build", "setup", "warmup", "ready", "reconfigure", "live", "teardown",
     # types and settings
     "Array", "Autoscale", "File", "Item", "ItemError", "Limits", "Placement",
     # use
