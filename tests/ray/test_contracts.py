@@ -54,6 +54,12 @@ def test_what_is_pickled_of_the_hook_and_the_policy_holds_no_state():
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def test_who_comes_by_way_of_a_ray_client_is_known():
+    from ray.util.client import ray as client
+
+    assert client.is_connected() is False
+
+
 def test_the_policy_s_context_has_what_it_reads():
     from ray.serve.config import AutoscalingContext
 

@@ -1,5 +1,8 @@
 """Where replicas go, with GPUs that are only counted; and what is refused before anything starts."""
 
+import sysconfig
+import venv
+
 import pytest
 
 from tests.flow.harness import ROOT, Running, serving, until
@@ -98,3 +101,13 @@ async def test_an_interpreter_without_ray(cluster, tmp_path):
         )
     finally:
         await app.close()
+
+
+async def test_another_interpreter(cluster, tmp_path):
+    """One that has the same Ray and servekit, in a place of its own."""
+    venv.create(tmp_path, symlinks=True)
+    [packages] = tmp_path.glob("lib/*/site-packages")
+    (packages / "both.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    python = str(tmp_path / "bin/python")
+    async with serving("placed.py:Bare", env={"BARE_PYTHON": python}) as app:
+        assert (await app.post("/interpreter")).json == python

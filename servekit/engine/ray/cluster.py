@@ -12,6 +12,7 @@ import ray
 import ray.exceptions
 from ray import serve
 from ray._private.state import state  # nothing public says which nodes drain
+from ray.util.client import ray as client
 
 from servekit.engine.ray.build import actor_options, runtime_env
 from servekit.errors import ConfigError, ResourceError
@@ -86,8 +87,11 @@ def inventory() -> tuple[Node, ...]:
 
 
 def lasting(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the ids of the nodes that have these labels, and are not about to leave; sorted."""
-    leaving = state.get_draining_nodes()
+    """Return the ids of the nodes that have these labels, and are not about to leave; sorted.
+
+    By way of a Ray client nothing says which are: the app's controller will see.
+    """
+    leaving = {} if client.is_connected() else state.get_draining_nodes()
     return tuple(
         sorted(
             node.id

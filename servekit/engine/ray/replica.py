@@ -34,7 +34,6 @@ class RayReplica(Process):
         super().__init__(self._order.common, self._order.spec.name, "replica")
         if not self._order.spec.needs.gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them to be seen
-        os.environ.update(self._order.spec.environment)
         self._host: ReplicaHost | None = None
         self._discovery: Discovery | None = None
         self._probe: Connection | None = None

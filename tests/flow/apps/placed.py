@@ -1,6 +1,7 @@
 """Services with GPUs of all kinds; each says what it sees."""
 
 import os
+import sys
 
 import servekit as sk
 
@@ -76,4 +77,6 @@ class OfAKind(Sees):
 
 @sk.service(placement=sk.Placement(python=os.environ.get("BARE_PYTHON", "")))
 class Bare(Sees):
-    pass
+    @sk.endpoint
+    def interpreter(self) -> str:
+        return sys.executable
