@@ -54,6 +54,8 @@ class RayEngine:
         self._deployment = Deployment(order.common.app)
         self._admin = Admin(self, settings.runtime_dir)
         self._joined = self._deployed = False
+        self._stopping = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
         self._printed: dict[str, int] = {}
         self.app = described.app
         self.url = order.front.url
@@ -100,7 +102,7 @@ class RayEngine:
             )
         order, _ = await asyncio.to_thread(self._deployment.next, self._order, None)
         self._deployed = True
-        self._tasks.spawn(self._tick(), name="tick")
+        self._ticking = self._tasks.spawn(self._tick(), name="tick")
         await self._deployment.carry_out(order, timeout_s=self._settings.start_timeout_s)
         self._order = order
         await self.look()
@@ -148,10 +150,12 @@ class RayEngine:
         return self._status
 
     async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
+        while not self._stopping.is_set():
             await self.look()
             await self._print()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._stopping.wait()
 
     async def _print(self) -> None:
         """Print what the app's processes have printed, as those of the local engine do."""
@@ -166,7 +170,9 @@ class RayEngine:
 
     async def stop(self) -> None:
         """Finish the requests on board, end the app, and leave the cluster."""
-        await self._tasks.close()
+        self._stopping.set()
+        if self._ticking is not None:
+            await self._ticking  # what it asks would never be answered once the app has ended
         if self.ready:
             await self._print()
         if self._deployed:
@@ -175,6 +181,7 @@ class RayEngine:
         if self._joined:
             await asyncio.to_thread(cluster.leave)
         await self._admin.close()
+        await self._tasks.close()
 
     def kill(self) -> None:
         """End all processes at once."""
