@@ -135,7 +135,10 @@ def _the_one(settings: Settings, name: str | None) -> "Deployment":
             if names
             else "no app runs on this cluster; servekit deploy app:Service starts one"
         )
-    return Deployment(name or names[0])
+    found = Deployment(name or names[0])
+    if found.name not in names:
+        raise found.absent()
+    return found
 
 
 def _plan(plan: "Plan") -> list[Line]:

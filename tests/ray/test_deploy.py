@@ -160,6 +160,7 @@ async def test_the_life_of_an_app(operator):
         await load.goes_on()
     assert load.check().keys() == {"200"}
     assert "set-up raised RuntimeError: bad weights" in operator.run("logs")
+    assert "no app 'Rot' runs" in operator.run("delete", "--app", "Rot", code=1)
     assert operator.run("delete") == "Root has ended\n"
     assert operator.run("status").startswith("no app runs here")
     assert not list(operator.folder.glob("servekit-*"))

@@ -59,7 +59,8 @@ def join(address: str | None) -> None:
     except ConnectionError as error:
         raise ConfigError(
             f"can't reach a Ray cluster at {address}: there is none (`ray start --head` starts one), "
-            "or it asks for a token (set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to its own)"
+            "it asks for a token (set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to its own), or this "
+            "machine is none of its nodes (then it is ray://HEAD:10001)"
         ) from error
     except (RuntimeError, ValueError) as error:
         if "token" in str(error).lower():

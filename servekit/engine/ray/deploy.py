@@ -45,6 +45,7 @@ from servekit.spec.definition import ServiceDefinition
 from servekit.spec.graph import topology
 
 _ASK_S = 20.0
+_LOOK_S = 1.0
 _POLL_S = 0.2
 
 
@@ -150,10 +151,13 @@ class Deployment:
         Raises:
             CallError: Its controller does not answer.
         """
-        seen = serve.status().applications.get(self.name)
-        if seen is None or seen.status is ApplicationStatus.DELETING:
+        if not self._is_there():
             return None
         return msgspec.msgpack.decode(self._ask("order"), type=AppOrder)
+
+    def _is_there(self) -> bool:
+        seen = serve.status().applications.get(self.name)
+        return seen is not None and seen.status is not ApplicationStatus.DELETING
 
     def status(self) -> AppStatus:
         """Return how the app is.
@@ -363,10 +367,11 @@ class Deployment:
         """
         order = self.order()
         if order is None:
-            raise self._absent()
+            raise self.absent()
         return order
 
-    def _absent(self) -> NotFound:
+    def absent(self) -> NotFound:
+        """Return the error that says so."""
         hint = suggest(self.name, deployed())
         return NotFound(f"no app {self.name!r} runs on this cluster.{hint}", started=False)
 
@@ -380,9 +385,16 @@ class Deployment:
         try:
             handle = serve.get_deployment_handle(CONTROLLER, self.name)
         except KeyError:
-            raise self._absent() from None
+            raise self.absent() from None
+        asked, until = getattr(handle, method).remote(*args), time.monotonic() + _ASK_S
         try:
-            return getattr(handle, method).remote(*args).result(timeout_s=_ASK_S)
+            while True:
+                try:
+                    return asked.result(timeout_s=_LOOK_S)
+                except TimeoutError:
+                    # Serve does not tell who asks of a deployment that it has ended meanwhile.
+                    if not self._is_there() or time.monotonic() > until:
+                        raise
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ServekitError):
