@@ -20,16 +20,25 @@ import servekit as sk
 
 @sk.service(version="{version}")
 class Model:
-    {setup}
+    def __init__(self, added: int = 0) -> None:
+        {setup}
+        self.added = added
+
+    @sk.reconfigure
+    def add(self, added: int) -> None:
+        self.added = 100 // added
 
     @sk.batched(max_size=8)
     def label(self, xs: list[int]) -> list[str]:
-        return [f"{version} {{x}}" for x in xs]
+        return [f"{version} {{x + self.added}}" for x in xs]
+
+
+model = sk.ref(Model, name="Model", args={args})
 
 
 @sk.service(replicas=2)
 class Root:
-    model = sk.depends(Model)
+    model = sk.depends(model)
 
     @sk.endpoint(idempotent=True)
     async def label(self, x: int) -> str:
@@ -72,8 +81,9 @@ class Operator:
             "SERVEKIT_RUNTIME_DIR": str(folder),
         }
 
-    def write(self, version: str, setup: str = "pass") -> None:
-        (self.folder / "app.py").write_text(APP.format(version=version, setup=setup))
+    def write(self, version: str, setup: str = "pass", args: str = "{}") -> None:
+        text = APP.format(version=version, setup=setup, args=args)
+        (self.folder / "app.py").write_text(text)
 
     def run(self, *words: str, code: int = 0, stdin: str = "") -> str:
         """Run `servekit`, or a script of Python from its standard input."""
@@ -144,14 +154,13 @@ async def test_the_life_of_an_app(operator):
         assert roots < (second := operator.replicas())
         assert not (first - roots) & second
 
-        operator.write("v3", "def __init__(self) -> None: raise RuntimeError('bad weights')")
+        operator.write("v3", "raise RuntimeError('bad weights')")
         text = await operator.later("deploy", "app.py", code=1)
         assert "error: Model: set-up raised RuntimeError: bad weights" in text
         assert "Traceback (most recent call last)" in text
         assert await says(operator) == "v2 5"
-        assert operator.replicas() == second
 
-        await operator.later("scale", "Model=2", "--wait")
+        assert "2 of 2 ready" in await operator.later("scale", "Model=2", "--wait")
         assert second < operator.replicas()
         assert "has less" not in await operator.later("scale", "Model=900", code=1)
 
@@ -159,6 +168,18 @@ async def test_the_life_of_an_app(operator):
         assert await says(operator) == "v1 5"
         await load.goes_on()
     assert load.check().keys() == {"200"}
+
+    before = operator.replicas()
+    operator.write("v1", args="{'added': 50}")
+    text = operator.run("deploy", "app.py")
+    assert text.splitlines()[:2] == ["~  Model  takes other arguments", "=  Root   stays"]
+    assert await says(operator) == "v1 7"
+    operator.write("v1", args="{'added': 0}")
+    text = operator.run("deploy", "app.py", code=1)
+    assert "error: Model: add raised ZeroDivisionError" in text
+    assert "100 // added" in text
+    assert await says(operator) == "v1 7"
+    assert operator.replicas() == before
     assert "set-up raised RuntimeError: bad weights" in operator.run("logs")
     assert "no app 'Rot' runs" in operator.run("delete", "--app", "Rot", code=1)
     assert operator.run("delete") == "Root has ended\n"

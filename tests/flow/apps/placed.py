@@ -11,6 +11,10 @@ class Sees:
     async def sees(self) -> tuple[int, str]:
         return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
 
+    @sk.endpoint
+    async def interpreter(self) -> str:
+        return sys.executable
+
 
 @sk.service(gpu=0.5, replicas=3)
 class Half(Sees):
@@ -22,7 +26,7 @@ class Pair(Sees):
     pass
 
 
-@sk.service(cpu=0.5)
+@sk.service(cpu=0.5, placement=sk.Placement(python=os.environ.get("OTHER_PYTHON", "")))
 class Without(Sees):
     pass
 
@@ -54,14 +58,13 @@ class Root:
         handles |= {"group": self.group, "bound": self.bound}
         return {name: [await one.sees.remote() for _ in range(12)] for name, one in handles.items()}
 
+    @sk.endpoint
+    async def interpreters(self) -> list[str]:
+        return [await one.interpreter.remote() for one in (self.without, self.bound)]
+
 
 @sk.service(gpu=8)
 class TooMany(Sees):
-    pass
-
-
-@sk.service(cpu=3, replicas=4)
-class TooMuch(Sees):
     pass
 
 
@@ -70,13 +73,6 @@ class Nowhere(Sees):
     pass
 
 
-@sk.service(placement=sk.Placement(accelerator="H100"), gpu=1)
-class OfAKind(Sees):
-    pass
-
-
 @sk.service(placement=sk.Placement(python=os.environ.get("BARE_PYTHON", "")))
 class Bare(Sees):
-    @sk.endpoint
-    def interpreter(self) -> str:
-        return sys.executable
+    pass
