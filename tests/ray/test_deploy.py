@@ -15,6 +15,8 @@ from tests.flow.harness import COMMAND, ROOT, Http, show, until
 from tests.flow.load import Load
 
 APP = """
+import os
+
 import servekit as sk
 
 
@@ -30,7 +32,7 @@ class Model:
 
     @sk.batched(max_size=8)
     def label(self, xs: list[int]) -> list[str]:
-        return [f"{version} {{x + self.added}}" for x in xs]
+        return [f"{version} {{x + self.added}} {{os.getpid()}}" for x in xs]
 
 
 model = sk.ref(Model, name="Model", args={args})
@@ -102,8 +104,12 @@ class Operator:
         assert done.returncode == code
         return done.stdout
 
-    def replicas(self) -> set[str]:
-        return set(re.findall(r"(?:Model|Root)-\w+", self.run("status")))
+    async def replicas(self) -> set[str]:
+        """Return who answers now, of both services."""
+        answers = []
+        for _ in range(5):  # many at a time, or the quickest would answer all of them
+            answers += await asyncio.gather(*(label(self) for _ in range(20)))
+        return {who for _, *both in answers for who in both}
 
     async def later(self, *words: str, **given) -> str:
         """Run a command while the loop goes on."""
@@ -132,16 +138,22 @@ def operator(cluster):
         yield Operator(cluster, Path(folder))
 
 
+@pytest.mark.timeout(240)
 async def test_the_life_of_an_app(operator):
     """Deployed, changed, changed badly, scaled, taken back, ended; no call of its clients is lost."""
     operator.write("v1")
     text = operator.run("deploy", "app.py")
     assert text.splitlines()[:2] == ["+  Model  starts", "+  Root   starts"]
     assert f"Root is ready at {operator.url}" in text
-    first = operator.replicas()
+    first = await operator.replicas()
     assert len(first) == 3
     roots = {id_ for id_ in first if id_.startswith("Root-")}
-    async with Load(operator, "/label", rate=40, right=lambda n, text: text[3:] == str(n)) as load:
+    assert roots == set(re.findall(r"Root-\w+", operator.run("status")))
+
+    def right(n: int, text: str) -> bool:
+        return text.split()[1] == str(n)
+
+    async with Load(operator, "/label", rate=40, right=right) as load:
         await load.goes_on()
 
         operator.write("v2")
@@ -151,7 +163,7 @@ async def test_the_life_of_an_app(operator):
         ]
         await operator.later("deploy", "app.py")
         assert await says(operator) == "v2 5"
-        assert roots < (second := operator.replicas())
+        assert roots < (second := await operator.replicas())
         assert not (first - roots) & second
 
         operator.write("v3", "raise RuntimeError('bad weights')")
@@ -161,7 +173,7 @@ async def test_the_life_of_an_app(operator):
         assert await says(operator) == "v2 5"
 
         assert "2 of 2 ready" in await operator.later("scale", "Model=2", "--wait")
-        assert second < operator.replicas()
+        assert second < await operator.replicas()
         assert "has less" not in await operator.later("scale", "Model=900", code=1)
 
         assert "is back at revision" in await operator.later("rollback")
@@ -169,7 +181,7 @@ async def test_the_life_of_an_app(operator):
         await load.goes_on()
     assert load.check().keys() == {"200"}
 
-    before = operator.replicas()
+    before = await operator.replicas()
     operator.write("v1", args="{'added': 50}")
     text = operator.run("deploy", "app.py")
     assert text.splitlines()[:2] == ["~  Model  takes other arguments", "=  Root   stays"]
@@ -179,7 +191,7 @@ async def test_the_life_of_an_app(operator):
     assert "error: Model: add raised ZeroDivisionError" in text
     assert "100 // added" in text
     assert await says(operator) == "v1 7"
-    assert operator.replicas() == before
+    assert await operator.replicas() == before
     assert "set-up raised RuntimeError: bad weights" in operator.run("logs")
     assert "no app 'Rot' runs" in operator.run("delete", "--app", "Rot", code=1)
     assert operator.run("delete") == "Root has ended\n"
@@ -222,7 +234,13 @@ def test_from_a_notebook(operator):
 
 
 async def says(operator) -> str:
+    return (await label(operator))[0]
+
+
+async def label(operator) -> tuple[str, str, str]:
+    """Return an answer, the pid of the model, and the replica of the root."""
     async with await Http.open(operator.url) as http:
         answer = await http.call("POST", "/label", body=b'{"x": 5}')
         assert answer.status == 200, answer.body
-        return answer.json
+        said, _, pid = answer.json.rpartition(" ")
+        return said, pid, answer.headers["x-servekit-replica"]
