@@ -49,7 +49,8 @@ T = TypeVar("T")
 
 _log = get_logger("servekit.controller")
 
-_TICK_S = 1.0
+_TICK_S = 2.0
+_ROLL_TICK_S = 0.5
 _ASK_S = 2.0
 _TUNE_S = 30.0
 _TRACE = "Traceback (most recent call last):"
@@ -182,7 +183,7 @@ class RayController(Process):
                 await self._look()
             except Exception as error:  # noqa: BLE001  (Ray may be busy, or on its way back)
                 _log.warning("could not look after the app", why=repr(error))
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(_TICK_S if self._outcome.done else _ROLL_TICK_S)
 
     async def _look(self) -> None:
         async with self._lock:

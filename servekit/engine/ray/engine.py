@@ -21,7 +21,7 @@ from servekit.engine.ray.deploy import Deployment, order_of, revision
 from servekit.errors import CallError, ConfigError, NotFound
 from servekit.settings import Settings
 
-_TICK_S = 0.5
+_TICK_S = 1.0
 
 
 class RayEngine:
@@ -151,7 +151,8 @@ class RayEngine:
 
     async def _tick(self) -> None:
         while not self._stopping.is_set():
-            await self.look()
+            if not self.ready:  # later only those who ask look
+                await self.look()
             await self._print()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
