@@ -202,7 +202,7 @@ class Budget:
 
 def _needed(spec: ServiceSpec, services: dict[str, ServiceSpec], seen: set[str]) -> Iterator[str]:
     """Yield the services that a process calls, directly or not."""
-    for edge in (edge for one in (*spec.beside, spec) for edge in one.dependencies):
+    for edge in (edge for one in spec.together for edge in one.dependencies):
         if not edge.colocate and edge.service not in seen and edge.service in services:
             seen.add(edge.service)
             yield edge.service

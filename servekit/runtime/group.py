@@ -48,7 +48,7 @@ class Group:
         self._definition = definition
         self._id = replica_id
         self._store = store
-        self._specs = {service.name: service for service in (*spec.beside, spec)}
+        self._specs = {service.name: service for service in spec.together}
         self._replicas: dict[str, Replica] = {}
         self._joints: dict[str, Colocated] = {}
         self.own = Replica(definition, spec, replica_id=replica_id, store=store, outward=outward)
@@ -101,7 +101,7 @@ class Group:
         Raises:
             SetupError: User code raised.
         """
-        for service in (*spec.beside, spec):
+        for service in spec.together:
             await self._replicas[service.name].configure(service)
 
     def metrics(self) -> Snapshot:

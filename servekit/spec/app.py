@@ -135,31 +135,34 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     beside: tuple["ServiceSpec", ...] = ()
 
     @property
+    def together(self) -> tuple["ServiceSpec", ...]:
+        """All services of one of its processes, dependencies first."""
+        return (*self.beside, self)
+
+    @property
     def needs(self) -> Resources:
         """What one of its processes needs."""
-        return Resources.together(service.resources for service in (*self.beside, self))
+        return Resources.together(service.resources for service in self.together)
 
     @property
     def arguments(self) -> dict[str, dict[str, Any]]:
         """Arguments of the constructors in one of its processes, by service."""
-        return {service.name: service.args for service in (*self.beside, self)}
+        return {service.name: service.args for service in self.together}
 
     @property
     def is_tunable(self) -> bool:
         """Whether some of them change at run time."""
-        return any(service.tunable for service in (*self.beside, self))
+        return any(service.tunable for service in self.together)
 
     @property
     def has_tasks(self) -> bool:
         """Whether its processes run jobs."""
-        services = (*self.beside, self)
-        return any(e.task is not None for service in services for e in service.endpoints)
+        return any(e.task is not None for service in self.together for e in service.endpoints)
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of its processes."""
-        services = (*self.beside, self)
-        return {name: value for service in services for name, value in service.env.items()}
+        return {name: value for service in self.together for name, value in service.env.items()}
 
     def endpoint(self, name: str) -> EndpointSpec:
         """Return the endpoint of that name.

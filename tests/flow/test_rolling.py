@@ -120,20 +120,23 @@ class Root:
 """
 
 
+async def edit(app, file, old: str, new: str) -> None:
+    """Replace a text that is once in a file, and wait until the app has taken it."""
+    text = file.read_text()
+    assert text.count(old) == 1
+    rolls = app.text.count("reloaded")
+    file.write_text(text.replace(old, new))
+    await until(lambda: app.text.count("reloaded") > rolls, "it is reloaded")
+
+
 async def test_only_what_runs_the_edited_code_is_replaced(tmp_path):
     file = tmp_path / "app.py"
     file.write_text(PARTS)
     async with serving(f"{file}:Root", verb="dev", cwd=tmp_path) as app:
-        text = PARTS
 
         async def after(old: str, new: str, answer: list[str]) -> tuple[str, str]:
             """Edit the file, wait until it serves, and return the ids of both replicas."""
-            nonlocal text
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-            rolls = app.text.count("reloaded")
-            file.write_text(text)
-            await until(lambda: app.text.count("reloaded") > rolls, "it is reloaded")
+            await edit(app, file, old, new)
 
             async def answers():
                 return (await app.post("/ask")).json == answer
@@ -328,7 +331,7 @@ async def test_arguments_that_running_replicas_take(tmp_path):
     """Those that an `@sk.reconfigure` hook names restart nothing; all others do; a bad one changes
     nothing."""
     file = tmp_path / "app.py"
-    file.write_text(text := TUNED)
+    file.write_text(TUNED)
     async with serving(f"{file}:Root", verb="dev", cwd=tmp_path) as app:
 
         async def replicas():
@@ -338,12 +341,7 @@ async def test_arguments_that_running_replicas_take(tmp_path):
             return (await app.post("/ask", {"x": 3})).json
 
         async def edited(old: str, new: str, wanted: str) -> set[str]:
-            nonlocal text
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-            rolls = app.text.count("reloaded")
-            file.write_text(text)
-            await until(lambda: app.text.count("reloaded") > rolls, "it is reloaded")
+            await edit(app, file, old, new)
             assert {await answer() for _ in range(20)} == {wanted}
             return await replicas()
 
@@ -354,13 +352,14 @@ async def test_arguments_that_running_replicas_take(tmp_path):
             assert await edited('"factor": 2', '"factor": 5', "a 15 by") == first
             assert await edited("args={})", 'args={"word": "or"})', "a 15 or") == first
 
-            file.write_text(text.replace('"factor": 5', '"factor": -1'))
+            good = file.read_text()
+            file.write_text(good.replace('"factor": 5', '"factor": -1'))
             await until(lambda: "reload failed" in app.text, "the bad one is reported")
             assert "Tuned: tune raised ValueError: the factor is negative" in app.text
             assert {await answer() for _ in range(20)} == {"a 15 or"}
             assert await replicas() == first
 
-            file.write_text(text.replace('"factor": 5', '"factor": 7, "weights": "b"'))
+            file.write_text(good.replace('"factor": 5', '"factor": 7, "weights": "b"'))
 
             async def others_serve():
                 return len(await replicas()) == 3 and len(await replicas() & first) == 1

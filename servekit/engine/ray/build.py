@@ -104,7 +104,7 @@ def stages(app: AppSpec, before: AppSpec) -> list[list[str]]:
     depths: dict[str, int] = {}
     found: dict[int, list[str]] = {}
     for spec in app.services:  # dependencies first
-        called = [edge.service for one in (*spec.beside, spec) for edge in one.dependencies]
+        called = [edge.service for one in spec.together for edge in one.dependencies]
         depth = depths[spec.name] = 1 + max((depths.get(name, 0) for name in called), default=0)
         if old.get(spec.name) != version_of(spec):
             found.setdefault(depth, []).append(spec.name)
