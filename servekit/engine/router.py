@@ -34,6 +34,8 @@ _log = get_logger("servekit.router")
 
 MAX_HELD = 1024
 """Calls of one service that may wait for a replica."""
+_FRESH_S = 1.0
+"""How long after its last call a replica's figures are held to be true, beside what they say."""
 _RECONNECT_S = (0.02, 0.1, 0.5, 1.0)
 
 
@@ -293,7 +295,9 @@ class _Service:
         first = randrange(count)  # noqa: S311
         second = randrange(count - 1)  # noqa: S311
         one, other = usable[first], usable[second + (second >= first)]
-        return one if completion_time(one) <= completion_time(other) else other
+        if completion_time(other) < completion_time(one):
+            one, other = other, one
+        return other if is_stale(other) else one
 
 
 def completion_time(connection: Connection) -> float:
@@ -304,3 +308,14 @@ def completion_time(connection: Connection) -> float:
     """
     load = connection.load
     return (max(load.ongoing, connection.ongoing) + 1) * (load.unit_s or 1e-6)
+
+
+def is_stale(connection: Connection) -> bool:
+    """Return whether a replica's figures are of work that is long done.
+
+    Only its replies bring new ones: who stays away because of a slow first call, or of a queue
+    that others made, would stay away for good.
+    """
+    if connection.ongoing:
+        return False
+    return now() - connection.called_at > _FRESH_S + completion_time(connection)

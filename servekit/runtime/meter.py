@@ -11,16 +11,22 @@ class Pace:
 
     Attributes:
         unit_s: Seconds that one more call adds to the wait in the steady state: the mean run time
-            over the number of calls that run at once (Little's law), smoothed.
+            over the number of calls that run at once (Little's law), smoothed. The very first is
+            forgotten at the second: it fills caches and loads libraries.
     """
 
     def __init__(self) -> None:
         self.unit_s = 0.0
+        self._seen = 0
 
     def ran(self, seconds: float, at_once: float) -> None:
         """Take note that work took `seconds` while `at_once` calls shared the replica."""
         unit = seconds / at_once if at_once > 1 else seconds
-        self.unit_s += _SMOOTHING * (unit - self.unit_s) if self.unit_s else unit
+        if self._seen < 2:
+            self._seen += 1
+            self.unit_s = unit
+        else:
+            self.unit_s += _SMOOTHING * (unit - self.unit_s)
 
 
 class Meter:

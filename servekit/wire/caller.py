@@ -40,6 +40,7 @@ class Caller:
         encode: Makes the frames that carry payloads.
         usable: New calls may be made: the peer is there, and has not said that it leaves.
         load: The peer's latest figures.
+        called_at: When the last call was made, on `now`'s clock.
         version: Version label of the peer's service.
         replica: The peer's id.
     """
@@ -65,6 +66,7 @@ class Caller:
         self._sweeper: asyncio.TimerHandle | None = None
         self.usable = True
         self.load = Load()
+        self.called_at = 0.0
         self.version = ""
         self.replica = ""
 
@@ -83,8 +85,9 @@ class Caller:
         if not self.usable:
             raise ReplicaLost("the connection to the replica has ended", started=False)
         deadline, remaining = call.deadline, None
+        self.called_at = at = now()
         if deadline is not None:
-            if (remaining := deadline - now()) <= 0:
+            if (remaining := deadline - at) <= 0:
                 raise DeadlineExceeded(
                     "the deadline passed before the call was sent", started=False
                 )

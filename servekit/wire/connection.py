@@ -104,6 +104,11 @@ class Connection(asyncio.BufferedProtocol):
         """The peer's latest figures."""
         return self._caller.load
 
+    @property
+    def called_at(self) -> float:
+        """When the last call was made from here, on `now`'s clock."""
+        return self._caller.called_at
+
     async def greeted(self) -> None:
         """Wait until both sides have introduced (and proved) themselves.
 

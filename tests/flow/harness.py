@@ -331,6 +331,10 @@ class Running:
         """Return what the app wrote down so far."""
         return self.trace.read_text("utf-8").splitlines()
 
+    def let_go(self, name: str) -> None:
+        """End what an endpoint of the app holds under this name (`graph.is_held`)."""
+        self.trace.with_name(f"{self.trace.name}.{name}").touch()
+
     async def command(self, *words: str) -> tuple[int, str]:
         """Run `servekit` beside it; returns the exit code and what it printed."""
         process = await asyncio.create_subprocess_exec(

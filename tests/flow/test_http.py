@@ -288,7 +288,7 @@ async def test_a_full_queue(app):
     assert refused.reason == "queue_full"
     assert int(refused.headers["retry-after"]) >= 1
     for name in ("a", "b"):
-        app.trace.with_name(f"trace.{name}").touch()
+        app.let_go(name)
     assert [a.json for a in await asyncio.gather(first, second)] == ["a", "b"]
     assert "hold c" not in app.traced()
 

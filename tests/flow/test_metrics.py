@@ -51,10 +51,11 @@ async def batches_are_measured(app):
 
 
 async def a_running_call_is_in_flight_once(app):
-    work = asyncio.create_task(app.post("/hold", {"seconds": 2}))
+    work = asyncio.create_task(app.post("/hold", {"name": "one"}))
     await until(lambda: "hold" in app.traced(), "it runs")
     assert await app.total("servekit_in_flight", 'endpoint="hold"') == 1
     assert await app.total("servekit_queued", 'endpoint="hold"') == 0
+    app.let_go("one")
     await work
     assert await app.total("servekit_in_flight", 'endpoint="hold"') == 0
 

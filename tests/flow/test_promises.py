@@ -21,9 +21,11 @@ async def test_a_result_goes_on(size):
 async def test_who_makes_it_may_die():
     """The call is made again by another replica, and nobody else learns of it."""
     async with serving("promises.py:Front") as app:
-        work = [asyncio.create_task(app.post("/norm", {"size": 3, "seconds": 2})) for _ in range(8)]
+        arguments = {"size": 3, "name": "all"}
+        work = [asyncio.create_task(app.post("/norm", arguments)) for _ in range(8)]
         await until(lambda: app.traced().count("made") >= 16, "all are made")
         os.kill(next(iter((await app.replicas("Maker")).values())), signal.SIGKILL)
+        app.let_go("all")
         answers = await asyncio.gather(*work)
         assert [(answer.status, answer.json) for answer in answers] == [(200, 5.0)] * 8
         assert app.traced().count("made") > 16
@@ -32,7 +34,7 @@ async def test_who_makes_it_may_die():
 async def test_a_client_that_leaves_ends_all_of_it():
     async with serving("promises.py:Front") as app:
         http = await Http.open(app.url)
-        await http.send("POST", "/norm", body=b'{"size": 3, "seconds": 600}')
+        await http.send("POST", "/norm", body=b'{"size": 3, "name": "never"}')
         await until(lambda: app.traced().count("made") == 2, "both are made")
         http.abort()
         await until(lambda: "cancelled" in app.traced(), "it is cancelled")

@@ -59,8 +59,8 @@ async def test_callers_that_left_do_not_keep_a_service_awake():
     """50 queued clients disconnect: the gauge falls to 0, and the service goes to sleep."""
     async with serving("scaling.py:Front") as app:
         assert (await app.post("/ask", {"x": 1})).json == 1
-        rest = asyncio.create_task(app.post("/nap", {"seconds": 3.0}))
-        calls = [asyncio.create_task(leave(app, "/nap", {"seconds": 9}, 60)) for _ in range(50)]
+        rest = asyncio.create_task(app.post("/nap", {"name": "rest"}))
+        calls = [asyncio.create_task(leave(app, "/nap", {"name": "next"}, 60)) for _ in range(50)]
 
         async def queued() -> bool:
             return await app.total("servekit_queued", 'service="Sleeper"') >= 40
@@ -78,6 +78,7 @@ async def test_callers_that_left_do_not_keep_a_service_awake():
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        app.let_go("rest")
         assert (await rest).status == 200
         await until(idle, "nothing is queued or in flight")
         await until(asleep, "it sleeps")

@@ -50,13 +50,14 @@ async def refuses(app) -> bool:
 async def test_new_connections_while_it_drains():
     """Are refused at once, so that a balancer goes elsewhere; none is taken and left waiting."""
     async with serving("slow.py:Slow") as app:
-        work = asyncio.create_task(app.post("/sync", {"seconds": 5}))
-        await until(lambda: "sync" in app.traced(), "it runs")
+        work = asyncio.create_task(app.post("/hold", {"name": "work"}))
+        await until(lambda: "hold" in app.traced(), "it runs")
         app.send(signal.SIGTERM)
 
         await until(lambda: refuses(app), "connections are refused", timeout_s=4)
         assert not work.done()
-        assert (await work).json == "done"
+        app.let_go("work")
+        assert (await work).json == "work"
         assert await app.exit_code() == 0
 
 

@@ -155,6 +155,43 @@ async def test_the_worst_of_three_is_never_chosen(make):
     await cluster.close()
 
 
+async def test_figures_that_nothing_renews_are_not_believed_for_long(make, monkeypatch):
+    """A slow first call, or a queue of others that is long done, keeps calls away for a second."""
+    cluster = make()
+    clock = [now()]
+    monkeypatch.setattr(router_module, "now", lambda: clock[0])
+    _, slow = await cluster.up("quick", "slow")
+    slow.load = Load(0, 2.0)
+    await asyncio.gather(*(cluster.ask() for _ in range(60)))
+    assert {await cluster.ask() for _ in range(100)} == {"quick"}
+    clock[0] = now() + 1.0
+    assert {await cluster.ask() for _ in range(100)} == {"quick"}  # it may still be at it
+    slow.load = Load(0, 0.01)
+    clock[0] = now() + 60.0
+    assert {await cluster.ask() for _ in range(100)} == {"quick", "slow"}
+    await cluster.close()
+
+
+async def test_a_slow_replica_is_asked_now_and_then(make, monkeypatch):
+    """Once it has said again that it is slow, it is left alone for as long again."""
+    cluster = make()
+    clock = [now()]
+    monkeypatch.setattr(router_module, "now", lambda: clock[0])
+    _, slow = await cluster.up("quick", "slow")
+    slow.load = Load(0, 2.0)
+    await asyncio.gather(*(cluster.ask() for _ in range(60)))
+    before = len(slow.calls)
+    clock[0] = now() + 60.0
+    slow.gate.clear()
+    asking = [asyncio.create_task(cluster.ask()) for _ in range(20)]
+    await cluster.until(lambda: len(slow.calls) > before)
+    await cluster.until(lambda: sum(task.done() for task in asking) == 19)
+    slow.gate.set()
+    await asyncio.gather(*asking)
+    assert len(slow.calls) == before + 1
+    await cluster.close()
+
+
 async def test_a_replica_that_joins_gets_its_share(make):
     cluster = make()
     await cluster.up("a")

@@ -2,7 +2,7 @@
 
 import time
 
-from graph import note
+from graph import is_held, note
 
 import servekit as sk
 
@@ -32,7 +32,8 @@ class Counted:
         raise ValueError("secret")
 
     @sk.endpoint
-    def hold(self, seconds: float) -> int:
+    def hold(self, name: str) -> str:
         note("hold")
-        time.sleep(seconds)
-        return 0
+        while is_held(name):
+            time.sleep(0.01)
+        return name

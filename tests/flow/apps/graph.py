@@ -13,6 +13,11 @@ def note(text: str) -> None:
         trace.write(f"{text}\n".encode())
 
 
+def is_held(name: str) -> bool:
+    """Return whether the test has not let `name` go yet (`Running.let_go`)."""
+    return not Path(f"{os.environ['TRACE']}.{name}").exists()
+
+
 @sk.service(replicas=2)
 class Child:
     @sk.batched(max_size=16)

@@ -1,14 +1,12 @@
 """One of each kind of endpoint."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from graph import note
+from graph import is_held, note
 from pydantic import BaseModel, Field
 
 import servekit as sk
@@ -26,9 +24,7 @@ class Narrow:
     @sk.endpoint
     def hold(self, name: str) -> str:
         note(f"hold {name}")
-        deadline = time.monotonic() + 60
-        go = Path(f"{os.environ['TRACE']}.{name}")
-        while not go.exists() and time.monotonic() < deadline:
+        while is_held(name):
             time.sleep(0.01)
         return name
 

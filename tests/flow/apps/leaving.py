@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from graph import note
+from graph import is_held, note
 
 import servekit as sk
 
@@ -25,10 +25,11 @@ class Inner:
 @sk.service(prefix="/single", limits=sk.Limits(max_ongoing=1))
 class Single:
     @sk.endpoint
-    def hold(self, seconds: float) -> str:
-        note("hold")
-        time.sleep(seconds)
-        return "held"
+    def hold(self, name: str) -> str:
+        note(f"hold {name}")
+        while is_held(name):
+            time.sleep(0.01)
+        return name
 
 
 @sk.service(limits=sk.Limits(max_ongoing=1000))

@@ -3,7 +3,7 @@
 import asyncio
 
 import numpy as np
-from graph import note
+from graph import is_held, note
 
 import servekit as sk
 
@@ -13,10 +13,11 @@ Vector = sk.Array["float32", "n"]
 @sk.service(replicas=2)
 class Maker:
     @sk.endpoint(idempotent=True)
-    async def vector(self, size: int, seconds: float = 0.0) -> Vector:
+    async def vector(self, size: int, name: str = "") -> Vector:
         note("made")
         try:
-            await asyncio.sleep(seconds)
+            while name and is_held(name):
+                await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             note("cancelled")
             raise
@@ -36,8 +37,8 @@ class Front:
     user = sk.depends(User)
 
     @sk.endpoint(idempotent=True)
-    async def norm(self, size: int, seconds: float = 0.0) -> float:
+    async def norm(self, size: int, name: str = "") -> float:
         return await self.user.dot.remote(
-            sk.promise(self.maker.vector.remote(size, seconds)),
-            sk.promise(self.maker.vector.remote(size, seconds)),
+            sk.promise(self.maker.vector.remote(size, name)),
+            sk.promise(self.maker.vector.remote(size, name)),
         )

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from graph import note
+from graph import is_held, note
 
 import servekit as sk
 
@@ -40,9 +40,10 @@ class Sleeper:
         return "held"
 
     @sk.endpoint(max_concurrency=1)
-    def nap(self, seconds: float) -> str:
-        time.sleep(seconds)
-        return "napped"
+    def nap(self, name: str) -> str:
+        while is_held(name):
+            time.sleep(0.01)
+        return name
 
 
 @sk.service
@@ -54,8 +55,8 @@ class Front:
         return await self.sleeper.ask.remote(x)
 
     @sk.endpoint
-    async def nap(self, seconds: float) -> str:
-        return await self.sleeper.nap.remote(seconds)
+    async def nap(self, name: str) -> str:
+        return await self.sleeper.nap.remote(name)
 
     @sk.endpoint
     async def hold(self, seconds: float) -> str:

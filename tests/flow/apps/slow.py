@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 
-from graph import note
+from graph import is_held, note
 
 import servekit as sk
 
@@ -17,6 +17,13 @@ class Slow:
         note("sync")
         time.sleep(seconds)
         return "done"
+
+    @sk.endpoint
+    def hold(self, name: str) -> str:
+        note("hold")
+        while is_held(name):
+            time.sleep(0.01)
+        return name
 
     @sk.endpoint
     async def later(self, seconds: float) -> str:
