@@ -120,6 +120,15 @@ def make(tmp_path, until):
 # -- choosing
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The time by which figures grow old; it stands still."""
+    clock = [now()]
+    monkeypatch.setattr(router_module, "now", lambda: clock[0])
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
 async def test_the_less_loaded_of_two_is_chosen(make):
     cluster = make()
     one, two = await cluster.up("one", "two")
@@ -145,6 +154,7 @@ async def test_calls_are_spread_over_equals(make, count):
     await cluster.close()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_the_worst_of_three_is_never_chosen(make):
     cluster = make()
     replicas = await cluster.up("a", "b", "c")
@@ -155,11 +165,9 @@ async def test_the_worst_of_three_is_never_chosen(make):
     await cluster.close()
 
 
-async def test_figures_that_nothing_renews_are_not_believed_for_long(make, monkeypatch):
+async def test_figures_that_nothing_renews_are_not_believed_for_long(make, clock):
     """A slow first call, or a queue of others that is long done, keeps calls away for a second."""
     cluster = make()
-    clock = [now()]
-    monkeypatch.setattr(router_module, "now", lambda: clock[0])
     _, slow = await cluster.up("quick", "slow")
     slow.load = Load(0, 2.0)
     await asyncio.gather(*(cluster.ask() for _ in range(60)))
@@ -172,11 +180,9 @@ async def test_figures_that_nothing_renews_are_not_believed_for_long(make, monke
     await cluster.close()
 
 
-async def test_a_slow_replica_is_asked_now_and_then(make, monkeypatch):
+async def test_a_slow_replica_is_asked_now_and_then(make, clock):
     """Once it has said again that it is slow, it is left alone for as long again."""
     cluster = make()
-    clock = [now()]
-    monkeypatch.setattr(router_module, "now", lambda: clock[0])
     _, slow = await cluster.up("quick", "slow")
     slow.load = Load(0, 2.0)
     await asyncio.gather(*(cluster.ask() for _ in range(60)))
