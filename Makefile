@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
-JOBS ?= 2
+JOBS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test soak check format unit docs bench clean
@@ -16,7 +16,7 @@ demo: $(VENV)/demo.stamp  ## serve a real pipeline and send it real files; ONCE=
 	@$(BIN)/python -m examples.filetypes.demo $(if $(ONCE),--once)
 
 test: $(VENV)/dev.stamp  ## run every test
-	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 soak: $(VENV)/dev.stamp  ## measure the figures of docs/reliability.md, half an hour; QUICK=1 takes minutes
 	$(BIN)/python -m tests.soak $(if $(QUICK),--quick)

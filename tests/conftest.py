@@ -5,6 +5,7 @@ import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ci")
+
+TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have each file run in one process; all that need a Ray cluster share one, and go first."""
+    for item in items:
+        folder, *_ = item.path.relative_to(TESTS).parts
+        group = folder if folder == "ray" else item.path.relative_to(TESTS).as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: TESTS / "ray" not in item.path.parents)
+
 
 GIVE_UP_S = 15.0
 """After which a test that waits for something has failed; none comes near."""

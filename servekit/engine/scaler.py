@@ -4,9 +4,9 @@ The caller reports the load at each tick and gets the wanted number back; nothin
 processes or sockets. The load is counted in replicas: calls on board over the target of one, or
 the rate over what one can do, whichever is more.
 
-- **Stable**: the mean of 60 s, rounded up, is what is wanted.
-- **Panic**: when the mean of the last 6 s reaches twice the capacity there is, that mean counts
-  too, and the number only grows until 60 s have passed without such a peak.
+- **Stable**: the mean of `window_s`, rounded up, is what is wanted.
+- **Panic**: when the mean of its last tenth reaches twice the capacity there is, that mean counts
+  too, and the number only grows until a whole window has passed without such a peak.
 - **Delays**: what is wanted has to stay above (or below) what there is for `up_delay_s` (or
   `down_delay_s`), time that nobody watched not included, and then the mildest of it counts.
 - **Zero**: the last replica goes when there was no call at all for `idle_s`, also in a panic; the
@@ -24,8 +24,7 @@ import msgspec
 
 from servekit.spec.policy import Autoscale
 
-STABLE_S = 60.0
-PANIC_S = 6.0
+PANIC_SHARE = 0.1  # of the window
 PANIC_AT = 2.0  # times the capacity
 MAX_UP = 1000  # times the replicas, in one tick
 MAX_DOWN = 2
@@ -59,8 +58,8 @@ class Scaler:
         self._policy = policy
         self._idle_s = policy.down_delay_s if policy.idle_s is None else policy.idle_s
         self._target = target
-        self._stable = _Mean(STABLE_S)
-        self._panic = _Mean(PANIC_S)
+        self._stable = _Mean(policy.window_s)
+        self._panic = _Mean(policy.window_s * PANIC_SHARE)
         self._highest = _Highest(policy.down_delay_s)
         self._lowest = _Highest(policy.up_delay_s)  # of negated numbers
         self._panic_until = -math.inf
@@ -90,7 +89,7 @@ class Scaler:
         """
         loads = [ongoing / self._target, rate_per_s / capacity_per_s if capacity_per_s else 0.0]
         load = max((x for x in loads if 0 < x < math.inf), default=0.0)
-        if now - self._last_tick > STABLE_S:
+        if now - self._last_tick > self._policy.window_s:
             # Nobody watched, so what there is was right until now.
             self._highest.add(now, replicas)
             self._lowest.add(now, -replicas)
@@ -103,7 +102,7 @@ class Scaler:
         wanted = max(1, _ceil(self._stable.add(now, load)))
         panic = self._panic.add(now, load)
         if panic >= PANIC_AT * max(1, replicas):
-            self._panic_until = now + STABLE_S
+            self._panic_until = now + self._policy.window_s
         panicking = now < self._panic_until
         if panicking:
             wanted = max(wanted, _ceil(panic))

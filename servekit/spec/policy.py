@@ -26,6 +26,7 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, tag="autoscale"):
         idle_s: Seconds without any call before the last replica goes, where `min` is 0; None means
             `down_delay_s`.
         initial: Replicas at the start; None means `min`, at least 1.
+        window_s: Seconds whose mean load counts; a tenth of them does in a sudden rush.
     """
 
     min: int = 1
@@ -35,6 +36,7 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, tag="autoscale"):
     down_delay_s: float = 60.0
     idle_s: float | None = None
     initial: int | None = None
+    window_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max or self.max < 1:
@@ -51,6 +53,8 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, tag="autoscale"):
             raise SpecError(
                 f"Autoscale(initial={self.initial}): must lie in [{self.min}, {self.max}]"
             )
+        if not 6 <= self.window_s <= 3600:
+            raise SpecError(f"Autoscale(window_s={self.window_s}): must lie in [6, 3600]")
 
     @property
     def start(self) -> int:

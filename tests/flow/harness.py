@@ -293,7 +293,7 @@ class Running:
         except (OSError, WireError):
             return None
         try:
-            return await ask(connection, "status", answer=AppStatus, timeout_s=5.0)
+            return await ask(connection, "status", answer=AppStatus, timeout_s=PATIENCE_S)
         except CallError:
             return None
         finally:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import servekit as sk
@@ -20,6 +20,7 @@ from servekit.protocols.source import docstring, identifier, literal, quoted
 from servekit.protocols.stubs import write
 from servekit.spec.definition import definition
 from servekit.spec.describe import describe
+from tests.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=[])) | st.sampled_from(
     ['"', "'", '"""', "\\", "\\\\", '\\"', "\n", "a\r\nb", "\x00", "\ud800", '"end"', "'\"", "\t x"]
@@ -341,6 +342,7 @@ SCHEMAS = st.recursive(
 )
 
 
+@settings(max_examples=examples(40))
 @given(SCHEMAS, SCHEMAS)
 @pytest.mark.slow
 def test_any_schema_becomes_a_module_that_runs(schema, model):

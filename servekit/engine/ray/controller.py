@@ -8,6 +8,7 @@ through this process: while it is away, everything that runs goes on.
 
 import asyncio
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,12 +213,21 @@ class RayController(Process):
                 await self._deploy()
                 return
             try:
-                if await self._tell_app():
+                if self._has_all(seen) and await self._tell_app():
                     self._outcome = Outcome(done=True, error=self._failure)
             except SetupError as error:
                 await self._go_back(f"{error.message}\n{error.trace}")
         elif seen.status is ApplicationStatus.DEPLOY_FAILED:
             await self._go_back(failure(seen))
+
+    def _has_all(self, seen: ApplicationStatusOverview) -> bool:
+        """Return whether this controller is connected to all that runs, so that its status has it."""
+        there = Counter(id_.rpartition("-")[0] for id_ in self._processes())
+        return all(
+            there[name] >= one.replica_states.get("RUNNING", 0)  # type: ignore[call-overload]
+            for name, one in seen.deployments.items()
+            if name != CONTROLLER
+        )
 
     async def _go_back(self, why: str) -> None:
         """Have the order before this one again, or end with what there is."""

@@ -11,7 +11,7 @@ import servekit as sk
 
 
 @sk.service(
-    replicas=sk.Autoscale(min=1, max=3, target_ongoing=4, down_delay_s=2.0),
+    replicas=sk.Autoscale(min=1, max=3, target_ongoing=4, down_delay_s=2.0, window_s=10.0),
 )
 class Grows:
     @sk.endpoint
