@@ -31,7 +31,7 @@ settings.load_profile("ci")
 TESTS = Path(__file__).parent
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have each file run in one process; all that need a Ray cluster share one, and go first."""
     for item in items:

@@ -60,10 +60,17 @@ async def test_callers_that_left_do_not_keep_a_service_awake():
     async with serving("scaling.py:Front") as app:
         assert (await app.post("/ask", {"x": 1})).json == 1
         rest = asyncio.create_task(app.post("/nap", {"name": "rest"}))
+        await until(lambda: "nap rest" in app.traced(), "one runs")
         calls = [asyncio.create_task(leave(app, "/nap", {"name": "next"}, 60)) for _ in range(50)]
 
-        async def queued() -> bool:
-            return await app.total("servekit_queued", 'service="Sleeper"') >= 40
+        async def queued() -> float:
+            return await app.total("servekit_queued", 'service="Sleeper"')
+
+        async def full() -> bool:
+            return await queued() >= 40
+
+        async def empty() -> bool:
+            return await queued() == 0
 
         async def idle() -> bool:
             names = "servekit_queued", "servekit_in_flight"
@@ -74,10 +81,11 @@ async def test_callers_that_left_do_not_keep_a_service_awake():
                 "Sleeper", "draining"
             )
 
-        await until(queued, "they wait")
+        await until(full, "they wait")
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        await until(empty, "nobody waits")
         app.let_go("rest")
         assert (await rest).status == 200
         await until(idle, "nothing is queued or in flight")

@@ -41,6 +41,7 @@ class Sleeper:
 
     @sk.endpoint(max_concurrency=1)
     def nap(self, name: str) -> str:
+        note(f"nap {name}")
         while is_held(name):
             time.sleep(0.01)
         return name
