@@ -16,7 +16,7 @@ demo: $(VENV)/demo.stamp  ## serve a real pipeline and send it real files; ONCE=
 	@$(BIN)/python -m examples.filetypes.demo $(if $(ONCE),--once)
 
 test: $(VENV)/dev.stamp  ## run every test
-	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --no-loadscope-reorder
 
 soak: $(VENV)/dev.stamp  ## measure the figures of docs/reliability.md, half an hour; QUICK=1 takes minutes
 	$(BIN)/python -m tests.soak $(if $(QUICK),--quick)

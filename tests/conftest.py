@@ -5,11 +5,12 @@ import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 from servekit.core.call import JSON, Payload
 from servekit.runtime.replica import Replica
@@ -28,17 +29,22 @@ settings.register_profile(
 )
 settings.load_profile("ci")
 
-TESTS = Path(__file__).parent
+
+class _ByFile(LoadScopeScheduling):
+    """Has the tests of a file run in one process, and all that need a Ray cluster in one, too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "ray" if file.startswith("tests/ray/") else file
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return _ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have each file run in one process; all that need a Ray cluster share one, and go first."""
-    for item in items:
-        folder, *_ = item.path.relative_to(TESTS).parts
-        group = folder if folder == "ray" else item.path.relative_to(TESTS).as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: TESTS / "ray" not in item.path.parents)
+    """Have those that need a Ray cluster go first: they take the longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/ray/"))
 
 
 GIVE_UP_S = 15.0
