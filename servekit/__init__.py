@@ -29,6 +29,7 @@ from servekit.core.context import current as context
 from servekit.core.job import running_job as job
 from servekit.spec.array import Array
 from servekit.spec.batched import batched
+from servekit.spec.container import Image
 from servekit.spec.endpoint import endpoint
 from servekit.spec.file import File
 from servekit.spec.graph import depends, ref
@@ -52,6 +53,7 @@ __all__ = [
     "Autoscale",
     "Client",
     "File",
+    "Image",
     "Item",
     "ItemError",
     "Limits",

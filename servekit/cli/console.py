@@ -9,10 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TextIO, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
 
 Line: TypeAlias = Sequence[tuple[str, str]]
 """Pieces of a line: text and its rich style."""
@@ -122,6 +123,28 @@ class Spinner:
             self._timer = None
             sys.stdout.write("\r\x1b[J\x1b[?25h")
             sys.stdout.flush()
+
+
+class Steps:
+    """One line that tells what goes on, for a person who waits; nothing where nobody looks."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+
+    def __enter__(self) -> Self:
+        if is_terminal(sys.stderr):
+            self._status = _console(sys.stderr).status("")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def step(self, text: str) -> None:
+        """Tell what begins now."""
+        if self._status is not None:
+            self._status.update(text)
 
 
 def print_json(document: bytes) -> None:

@@ -24,6 +24,8 @@ _VERBS: Final = {
     "graph": ("graph", "servekit graph app:Search --format mermaid"),
     "status": ("status", "servekit status --json"),
     "scale": ("scale", "servekit scale Embedder=3 --wait"),
+    "build": ("build", "servekit build app:Search"),
+    "inspect": ("build", "servekit inspect dist/search-3fa9c1d2e4b5.bundle"),
     "deploy": ("deploy", "servekit deploy app:Search --target ray --ray-address auto"),
     "rollback": ("deploy", "servekit rollback --app Search"),
     "logs": ("deploy", "servekit logs --app Search --follow"),

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 Target = Annotated[
     str,
-    typer.Argument(metavar="APP", help="Import string or file: app:Search, app.py, app.py:Search."),
+    typer.Argument(metavar="APP", help="Import string, file or bundle: app:Search, app.py:Search."),
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; else 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one, else 3000.")]
@@ -130,6 +131,8 @@ def dev(
 
 
 def _run(target: str, settings: Settings, *, dev: bool) -> None:
+    if Path(target).exists():
+        _enter_bundle(target, settings)
     import uvloop  # noqa: PLC0415
 
     from servekit.engine.serve import serve  # noqa: PLC0415
@@ -152,6 +155,18 @@ def _run(target: str, settings: Settings, *, dev: bool) -> None:
 
     uvloop.run(main())
     show.ended()
+
+
+def _enter_bundle(path: str, settings: Settings) -> None:
+    """If that is a bundle, go on as the bundle's own servekit, with the same command line."""
+    from servekit.packaging.bundle import is_bundle, read  # noqa: PLC0415
+    from servekit.packaging.enter import enter  # noqa: PLC0415
+
+    if not is_bundle(path):
+        return
+    bundle = read(Path(path), settings.cache_dir / "bundles")
+    words = [bundle.manifest.target if word == path else word for word in sys.argv[1:]]
+    enter(bundle, words, settings)
 
 
 class _Show:

@@ -38,6 +38,13 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     return int(float(match[1]) * _SIZE[match[2].upper()])
 
 
+def shown_bytes(size: float) -> str:
+    """Return a size as people read it: 67108864 → `"64.0 MiB"`."""
+    units = ("B", "KiB", "MiB", "GiB")
+    power = next((n for n in range(len(units)) if size < 1024 ** (n + 1)), len(units) - 1)
+    return f"{size / 1024**power:.{1 if power else 0}f} {units[power]}"
+
+
 def parse_seconds(text: str | float, *, where: str) -> float:
     """Return a duration in seconds: `"250ms"` → 0.25; a number is seconds already.
 

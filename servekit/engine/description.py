@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -35,8 +36,17 @@ class Described(msgspec.Struct, frozen=True):
     trace: str = ""
 
 
-async def describe_elsewhere(target: str) -> Described:
+async def describe_elsewhere(
+    target: str, *, python: Path | None = None, cwd: Path | None = None
+) -> Described:
     """Describe an app in a fresh process.
+
+    Args:
+        target: Import string or file.
+        python: The interpreter of another environment, which sees nothing of this one's and writes no
+            bytecode; None
+            is this one.
+        cwd: From where; None is the current folder.
 
     Raises:
         ConfigError: There is no such app.
@@ -45,13 +55,14 @@ async def describe_elsewhere(target: str) -> Described:
     """
     readable, writable = os.pipe()
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
+        *((sys.executable,) if python is None else (python, "-E", "-B")),
         "-m",
         "servekit.engine.description",
         target,
         str(writable),
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=(writable,),
+        cwd=cwd,
         start_new_session=True,  # Ctrl-C is the supervisor's to act on
     )
     os.close(writable)

@@ -6,7 +6,7 @@ names (the syntax of .gitignore), and what no project ships (`NEVER`).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from servekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    import pathspec
+    from pathspec import GitIgnoreSpec
 
 MARKS = (".servekitignore", "servekit.toml", "pyproject.toml", "pylock.toml", "requirements.txt")
 IGNORE = ".servekitignore"
@@ -33,6 +33,9 @@ NEVER = (
 """Left out, unless `.servekitignore` takes it back with `!`."""
 
 MAX_FILES = 20_000
+
+_ELSEWHERE = ("pyvenv.cfg", "HEAD")
+"""Folders with one of these are environments and repositories of their own."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,23 @@ class Project:
         root = _root(file.parent) or file.parent
         return cls(root, f"{file.relative_to(root).as_posix()}{colon}{member}")
 
-    def files(self) -> Iterator[PurePosixPath]:
+    def files(self, included: Sequence[str] = ()) -> Iterator[PurePosixPath]:
         """Yield the files that belong to it, relative to its folder, in order.
 
+        Args:
+            included: Patterns of what is taken along though it would be left out.
+
         Raises:
-            ConfigError: A link leads out of the project, or there are more than `MAX_FILES`.
+            ConfigError: A link leads elsewhere, or there are more than `MAX_FILES`.
         """
-        import pathspec  # noqa: PLC0415
+        from pathspec import GitIgnoreSpec  # noqa: PLC0415
 
         own = self.root / IGNORE
-        lines = [*NEVER, *(own.read_text("utf-8").splitlines() if own.is_file() else ())]
-        ignored = pathspec.GitIgnoreSpec.from_lines(lines)
+        lines = own.read_text("utf-8").splitlines() if own.is_file() else []
+        ignored = GitIgnoreSpec.from_lines([*NEVER, *lines])
+        wanted = GitIgnoreSpec.from_lines(included)
         count = 0
-        for path in self._walk(self.root, ignored):
+        for path in self._walk(self.root, ignored, wanted):
             if (count := count + 1) > MAX_FILES:
                 raise ConfigError(
                     f"{self.root} has more than {MAX_FILES} files; name in {IGNORE} what the app "
@@ -89,30 +96,30 @@ class Project:
                 )
             yield path
 
-    def _walk(self, folder: Path, ignored: "pathspec.GitIgnoreSpec") -> Iterator[PurePosixPath]:
+    def _walk(
+        self, folder: Path, ignored: "GitIgnoreSpec", wanted: "GitIgnoreSpec"
+    ) -> Iterator[PurePosixPath]:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             path = Path(entry.path)
-            inner = PurePosixPath(path.relative_to(self.root).as_posix())
-            is_folder = entry.is_dir()
-            if ignored.match_file(f"{inner}/" if is_folder else str(inner)):
-                continue
-            if entry.is_symlink() and not path.resolve().is_relative_to(self.root):
-                raise ConfigError(
-                    f"{inner} is a link to {path.resolve()}, outside of the project {self.root}; "
-                    f"put a copy in its place, or name it in {IGNORE}"
-                )
-            if is_folder:
-                if entry.is_symlink():
-                    raise ConfigError(
-                        f"{inner} is a link to a folder; put a copy in its place, or name it in "
-                        f"{IGNORE}"
-                    )
-                if not (path / "pyvenv.cfg").exists():
-                    yield from self._walk(path, ignored)
-            elif entry.is_file():
-                yield inner
-            else:
-                raise ConfigError(f"{inner} is no file; name it in {IGNORE}")
+            inner = path.relative_to(self.root).as_posix()
+            if entry.is_dir(follow_symlinks=False):
+                left_out = ignored.match_file(f"{inner}/") and not len(wanted)
+                if not left_out and not any((path / mark).exists() for mark in _ELSEWHERE):
+                    yield from self._walk(path, ignored, wanted)
+            elif wanted.match_file(inner) or not ignored.match_file(inner):
+                self._check(path, inner)
+                yield PurePosixPath(inner)
+
+    def _check(self, path: Path, inner: str) -> None:
+        """Refuse what can't be taken along by its content alone."""
+        target = path.resolve()
+        if path.is_symlink() and not (target.is_file() and target.is_relative_to(self.root)):
+            raise ConfigError(
+                f"{inner} is a link to {target}, which is no file of the project; put a copy in its "
+                f"place, or name it in {IGNORE}"
+            )
+        if not target.is_file():
+            raise ConfigError(f"{inner} is no file; name it in {IGNORE}")
 
 
 def _root(folder: Path) -> Path | None:

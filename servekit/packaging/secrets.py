@@ -36,7 +36,7 @@ _TEXTS = {
     "a token of Slack": r"\bxox[abprs]-[0-9A-Za-z-]{20,}",
     "a token of PyPI": r"\bpypi-[A-Za-z0-9_-]{50,}",
     "a key of an LLM provider": r"\bsk-(?:[a-z]+-)*[A-Za-z0-9_-]{32,}\b",
-    "an API key of servekit": r"\bskey_[A-Za-z0-9_-]{30,}",
+    "an API key of servekit": r"\bsk_[0-9a-f]{12}_[0-9a-f]{64}\b",
     "a password in a URL": r"\b[a-z][a-z0-9+]{1,10}://[^/\s:@'\"{}$<>]+:[^/\s:@'\"{}$<>]{3,}@[\w.-]+",
 }
 _PATTERN = re.compile(b"|".join(b"(%s)" % text.encode() for text in _TEXTS.values()))

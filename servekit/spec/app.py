@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from servekit.errors import NotFound, suggest
+from servekit.spec.container import Image
 from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Placement, Resources, TaskPolicy
 from servekit.spec.raw import Form
 
@@ -204,10 +205,12 @@ class AppSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     Attributes:
         services: Those that have processes of their own. One that is only ever colocated is in the
             `beside` of each service that it lives with.
+        image: What its container has besides.
     """
 
     root: str
     services: tuple[ServiceSpec, ...]
+    image: Image = Image()
 
     def everything(self) -> dict[str, ServiceSpec]:
         """Return all services by name, also those without processes of their own."""

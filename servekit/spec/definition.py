@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin,
 
 from servekit.errors import SpecError, suggest
 from servekit.spec.app import Kind
+from servekit.spec.container import Image
 from servekit.spec.item import Item
 from servekit.spec.place import place
 from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Placement, Resources, TaskPolicy
@@ -155,6 +156,7 @@ class ServiceDefinition:
     Attributes:
         prefix: Route prefix; None has routes only as the root of an app, where it means `""`.
         args: Keyword arguments of the constructor.
+        image: What the container has of an app that it is the root of.
         endpoints: By name, base classes first.
         mounts: By name, base classes first.
         dependencies: By attribute, base classes first.
@@ -171,6 +173,7 @@ class ServiceDefinition:
     env: Mapping[str, str]
     args: Mapping[str, Any]
     version: str
+    image: Image | None
     endpoints: Mapping[str, EndpointDefinition]
     mounts: Mapping[str, MountDefinition]
     dependencies: Mapping[str, DependencyDefinition]

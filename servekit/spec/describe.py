@@ -17,6 +17,7 @@ from servekit.spec.app import (
     ServiceSpec,
 )
 from servekit.spec.colocation import processes
+from servekit.spec.container import Image
 from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
 from servekit.spec.graph import ServiceRef, topology
 from servekit.spec.own import OwnModules
@@ -46,6 +47,7 @@ def describe(root: type | ServiceRef[Any], own: OwnModules | None = None) -> App
     specs = {service.name: _service(service, sources) for service in services}
     app = AppSpec(
         root=found.name,
+        image=found.image or Image(),
         services=tuple(
             msgspec.structs.replace(specs[name], beside=tuple(specs[s.name] for s in beside))
             for name, beside in processes(services).items()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_args, overload
 
 from servekit.core.units import parse_bytes
 from servekit.errors import SpecError
+from servekit.spec.container import Image
 from servekit.spec.definition import (
     ATTRIBUTE,
     EndpointDefinition,
@@ -41,6 +42,7 @@ def service(
     limits: Limits | None = ...,
     env: Mapping[str, str] | None = ...,
     version: str = ...,
+    image: Image | None = ...,
 ) -> Callable[[type[T]], type[T]]: ...
 def service(
     cls: type | None = None,
@@ -56,6 +58,7 @@ def service(
     limits: Limits | None = None,
     env: Mapping[str, str] | None = None,
     version: str = "1",
+    image: Image | None = None,
 ) -> Any:
     """Make a class a service; the class itself is returned, and nothing starts.
 
@@ -71,6 +74,7 @@ def service(
         limits: Bounds of its queues; None takes the defaults of `Limits`.
         env: Environment variables of its replicas.
         version: Label of this version.
+        image: What the container has besides, of an app that it is the root of.
 
     Raises:
         SpecError: The class can't be served as written; the message names the place and the fix.
@@ -99,6 +103,7 @@ def service(
             env=dict(env or {}),
             args={},
             version=version,
+            image=image,
             endpoints=_endpoints(cls, members),
             mounts=_mounts(members),
             dependencies={

@@ -15,7 +15,7 @@ NAMES = {
     "service", "endpoint", "batched", "task", "depends", "ref",
     "mount_asgi", "on_build", "setup", "warmup", "ready", "reconfigure", "live", "teardown",
     # types and settings
-    "Array", "Autoscale", "File", "Item", "ItemError", "Limits", "Placement",
+    "Array", "Autoscale", "File", "Image", "Item", "ItemError", "Limits", "Placement",
     # use
     "AsyncClient", "Client", "connect", "context", "deploy", "job", "local", "promise",
 }  # fmt: skip
