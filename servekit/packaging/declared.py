@@ -35,8 +35,8 @@ def image_of(file: Path, service: str = "") -> Image:
         if isinstance(target, ast.Name)
     }
     found = [
-        (node.lineno, names.get(value.id, value) if isinstance(value, ast.Name) else value)
-        for node, value in _declarations(tree, service)
+        (value.lineno, names.get(value.id, value) if isinstance(value, ast.Name) else value)
+        for value in _declarations(tree, service)
     ]
     if not found:
         return Image()
@@ -51,14 +51,14 @@ def image_of(file: Path, service: str = "") -> Image:
     return first
 
 
-def _declarations(tree: ast.Module, service: str) -> Iterator[tuple[ast.ClassDef, ast.expr]]:
+def _declarations(tree: ast.Module, service: str) -> Iterator[ast.expr]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and service in ("", node.name):
             for decorator in node.decorator_list:
                 if isinstance(decorator, ast.Call):
                     for keyword in decorator.keywords:
                         if keyword.arg == "image":
-                            yield node, keyword.value
+                            yield keyword.value
 
 
 def _evaluate(node: ast.expr, names: dict[str, ast.expr], where: str) -> Image:
