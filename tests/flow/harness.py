@@ -299,8 +299,8 @@ class Running:
         finally:
             await connection.close()
 
-    async def replicas(self, service: str, state: str = "ready") -> dict[str, int]:
-        """Return a service's replicas in a state: id to pid."""
+    async def replicas(self, service: str, state: str | None = "ready") -> dict[str, int]:
+        """Return a service's replicas in a state, or in any: id to pid."""
         status = await self.status()
         if status is None:
             return {}
@@ -309,7 +309,7 @@ class Running:
             for found in status.services
             if found.name == service
             for replica in found.replicas
-            if replica.state == state
+            if state in (None, replica.state)
         }
 
     async def metrics(self) -> dict[str, float]:

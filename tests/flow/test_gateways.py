@@ -44,14 +44,21 @@ async def on_both(app, count: int = 64) -> list[Http]:
         return [g.state for g in (await app.status()).gateways] == ["ready"] * 2
 
     await until(ready, "both gateways take connections")
-    opened = [await Http.open(app.url) for _ in range(count)]
-    for http in opened:
-        assert (await http.call("GET", "/livez")).status == 200
-    ports = {http.port for http in opened}
-    shares = [len(ports & peers(pid)) for pid in app.all_of("gateway_worker")]
-    show(f"{count} connections: {shares}")
-    assert sum(shares) == count
-    assert all(shares)
+    opened: list[Http] = []
+
+    async def shared() -> bool:
+        """Who accepts them is the kernel's choice: on a busy machine it may be one alone."""
+        new = await asyncio.gather(*(Http.open(app.url) for _ in range(count)))
+        opened.extend(new)
+        for http in new:
+            assert (await http.call("GET", "/livez")).status == 200
+        ports = {http.port for http in opened}
+        shares = [len(ports & peers(pid)) for pid in app.all_of("gateway_worker")]
+        show(f"{len(opened)} connections: {shares}")
+        assert sum(shares) == len(opened)
+        return all(shares)
+
+    await until(shared, "both have some", timeout_s=20)
     return opened
 
 
@@ -105,7 +112,7 @@ async def test_any_of_them_answers_for_all():
             ]
             return float(line.rpartition(" ")[2])
 
-        assert {await counted(http) for http in opened} == {64.0}
+        assert {await counted(http) for http in opened} == {float(len(opened))}
         victim = min(app.all_of("gateway_worker"))
         os.kill(victim, signal.SIGKILL)
 

@@ -1,0 +1,201 @@
+"""Locks: what could not be installed again elsewhere is refused, with the fix; the rest goes along."""
+
+import hashlib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from servekit.errors import ConfigError
+from servekit.packaging import lock as locks
+from servekit.packaging import uv
+from servekit.packaging.lock import Options, make
+from servekit.packaging.wheels import own_requirement
+from servekit.spec.container import Image
+from servekit.version import __version__
+
+SERVEKIT = """
+[[packages]]
+name = "servekit"
+version = "0.1.0"
+wheels = [{url = "https://example.com/servekit-0.1.0-py3-none-any.whl", hashes = {sha256 = "00"}}]
+"""
+
+
+def written(root: Path, packages: str, *, servekit: str = SERVEKIT) -> None:
+    head = 'lock-version = "1.0"\ncreated-by = "a test"\n'
+    (root / "pylock.toml").write_text(head + servekit + packages)
+
+
+def made(root: Path, image: Image | None = None, **options) -> locks.Lock:
+    scratch = root / "scratch"
+    scratch.mkdir(exist_ok=True)
+    return make(root, image or Image(), Options(**options), python="3.11", scratch=scratch)
+
+
+def wheel(folder: Path, name: str = "own-1.0-py3-none-any.whl") -> tuple[Path, str]:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"a wheel")
+    return folder / name, hashlib.sha256(b"a wheel").hexdigest()
+
+
+def test_a_lock_is_taken_as_it_is_but_for_what_installs_nothing(tmp_path):
+    path, digest = wheel(tmp_path / "local")
+    written(
+        tmp_path,
+        f"""
+[[packages]]
+name = "numpy"
+version = "2.0"
+index = "https://example.com/simple"
+sdist = {{url = "https://example.com/numpy-2.0.tar.gz", hashes = {{sha256 = "02"}}}}
+wheels = [{{url = "https://example.com/numpy-2.0-cp311-cp311-linux_x86_64.whl", size = 5, hashes = {{sha256 = "01"}}}}]
+
+[[packages]]
+name = "own"
+version = "1.0"
+archive = {{path = "local/own-1.0-py3-none-any.whl", hashes = {{sha256 = "{digest}"}}}}
+
+[[packages]]
+name = "project"
+directory = {{path = "."}}
+""",
+    )
+    lock = made(tmp_path)
+    assert lock.origin == "pylock.toml"
+    assert lock.wheels == {path.name: path}
+    found = tomllib.loads(lock.text(python="3.11").decode())
+    assert found["requires-python"] == "==3.11.*"
+    assert found["packages"] == [
+        {
+            "name": "numpy",
+            "version": "2.0",
+            "wheels": [
+                {
+                    "url": "https://example.com/numpy-2.0-cp311-cp311-linux_x86_64.whl",
+                    "hashes": {"sha256": "01"},
+                }
+            ],
+        },
+        {
+            "name": "own",
+            "version": "1.0",
+            "wheels": [{"path": f"wheels/{path.name}", "hashes": {"sha256": digest}}],
+        },
+        tomllib.loads(SERVEKIT)["packages"][0],
+    ]
+    assert made(tmp_path).text(python="3.11") == lock.text(python="3.11")
+
+
+@pytest.mark.parametrize(
+    ("package", "match"),
+    [
+        (
+            'wheels = [{url = "https://example.com/x-1-py3-none-any.whl", hashes = {md5 = "0"}}]',
+            "pylock.toml: x 1 has no sha256; lock again with hashes",
+        ),
+        (
+            'sdist = {url = "https://example.com/x-1.tar.gz", hashes = {sha256 = "0"}}',
+            "x 1 has no wheel for this platform, .*--find-links FOLDER",
+        ),
+        (
+            'archive = {url = "https://example.com/x-1.tar.gz", hashes = {sha256 = "0"}}',
+            r"x 1 is x-1\.tar\.gz, and an image builds nothing",
+        ),
+        (
+            'vcs = {type = "git", url = "https://example.com/x", commit-id = "0123"}',
+            "x 1 is a commit of a repository, which has no hash",
+        ),
+        (
+            'archive = {path = "nowhere/x-1-py3-none-any.whl", hashes = {sha256 = "0"}}',
+            r"there is no .*nowhere/x-1-py3-none-any\.whl; lock again",
+        ),
+        (
+            'archive = {path = "local/own-1.0-py3-none-any.whl", hashes = {sha256 = "0"}}',
+            "is another file now; lock again",
+        ),
+        (
+            'archive = {url = "https://me:pw@example.com/x-1.whl", hashes = {sha256 = "0"}}',
+            "its URL has credentials; keep them in ~/.netrc",
+        ),
+        ('directory = {path = "../sibling"}', "has no pyproject.toml to build a wheel from"),
+    ],
+)
+def test_what_could_not_be_installed_elsewhere(tmp_path, package, match):
+    wheel(tmp_path / "local")
+    written(tmp_path, f'[[packages]]\nname = "x"\nversion = "1"\n{package}\n')
+    with pytest.raises(ConfigError, match=match) as caught:
+        made(tmp_path)
+    assert "pw" not in str(caught.value)
+
+
+def test_a_lock_without_servekit(tmp_path):
+    written(tmp_path, "", servekit="packages = []\n")
+    with pytest.raises(ConfigError, match="has no servekit, which the app runs on; add it"):
+        made(tmp_path)
+
+
+def test_what_is_no_lock(tmp_path):
+    for text in ("packages = 1", "]", 'lock-version = "2.0"\ncreated-by = "x"\npackages = []'):
+        (tmp_path / "pylock.toml").write_text(text)
+        with pytest.raises(ConfigError, match=r"pylock\.toml: is no lock file"):
+            made(tmp_path)
+
+
+def test_the_lock_that_an_image_names(tmp_path):
+    written(tmp_path, "")
+    (tmp_path / "pylock.toml").rename(tmp_path / "pylock.gpu.toml")
+    assert made(tmp_path, Image().lockfile("pylock.gpu.toml")).origin == "pylock.gpu.toml"
+    with pytest.raises(
+        ConfigError, match=r"Image\.lockfile\('other\.toml'\): there is no such file"
+    ):
+        made(tmp_path, Image().lockfile("other.toml"))
+    with pytest.raises(ConfigError, match=r"Image\.packages\('numpy'\) is too late"):
+        made(tmp_path, Image().lockfile("pylock.gpu.toml").packages("numpy"))
+
+
+def test_locked_resolves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(uv, "run", lambda *_, **__: pytest.fail("it resolves"))
+    with pytest.raises(ConfigError, match="has no lock file, and --locked resolves nothing"):
+        made(tmp_path, locked=True)
+    written(tmp_path, "")
+    assert made(tmp_path, locked=True).has("servekit")
+
+
+def test_options_as_uv_takes_them():
+    options = Options(index="https://example.com", find_links=("a", "b"), torch_backend="cpu")
+    assert options.words() == [
+        *("--default-index", "https://example.com", "--find-links", "a", "--find-links", "b"),
+        *("--torch-backend", "cpu"),
+    ]
+
+
+class Origin:
+    """Where servekit seems to come from."""
+
+    def __init__(self, url: str | None) -> None:
+        self._text = None if url is None else f'{{"url": "{url}"}}'
+
+    def read_text(self, _: str) -> str | None:
+        return self._text
+
+
+def test_servekit_itself(tmp_path, monkeypatch):
+    """From an index it is that version; from a file, that file; with the extras that are asked for."""
+    asked = tmp_path / "requirements.txt"
+    asked.write_text("numpy\nservekit[onnx, auth]>=0.1\nservekit-plugins\n")
+    path, _ = wheel(tmp_path, f"servekit-{__version__}-py3-none-any.whl")
+    for url, expected in (
+        (None, f"servekit[auth,onnx]=={__version__}\n"),
+        (path.as_uri(), f"servekit[auth,onnx] @ {path.as_uri()}\n"),
+    ):
+        monkeypatch.setattr("importlib.metadata.distribution", lambda _, url=url: Origin(url))
+        assert own_requirement([asked], tmp_path) == expected
+    path.unlink()
+    with pytest.raises(ConfigError, match="which is not there any more"):
+        own_requirement([asked], tmp_path)
+
+
+def test_what_uv_complains_of_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"can't do this\n.*nowhere\.txt"):
+        uv.run("pip", "compile", "nowhere.txt", cwd=tmp_path, doing="do this")
