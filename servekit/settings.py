@@ -167,7 +167,7 @@ class Settings:
         jobs_dir: Where the jobs of `@task` methods are kept, from the current folder; made, for its
             owner alone, when an app has tasks. Not on a network file system.
         cache_dir: Where bundles, environments and models are kept, all of which can be had again;
-            `$XDG_CACHE_HOME/servekit` or `~/.cache/servekit` when not set.
+            `$XDG_CACHE_HOME/servekit` or `$HOME/.cache/servekit` when not set.
         runtime_dir: Where private directories for unix sockets are made; `$XDG_RUNTIME_DIR`,
             `$TMPDIR` or `/tmp` when not set.
         gpus: GPUs to act as if this machine had; None asks the driver.
@@ -208,7 +208,7 @@ class Settings:
     port: int = _setting(3000, _whole(0, 65535))
     gateway_workers: int = _setting(1, _whole(1, 64))
     jobs_dir: Path = _setting(Path(".servekit"), _path)  # noqa: RUF009
-    cache_dir: Path = _setting(Path("~/.cache/servekit"), _path)  # noqa: RUF009
+    cache_dir: Path = _setting(Path(".servekit/cache"), _path)  # noqa: RUF009
     runtime_dir: Path = _setting(Path("/tmp"), _directory)  # noqa: RUF009, S108
     gpus: int | None = _setting(None, _whole(0, 1024))
     cuda_visible_devices: str | None = _setting(None, _text, "CUDA_VISIBLE_DEVICES")
@@ -328,9 +328,9 @@ def _table(file: Path, path: tuple[str, ...]) -> dict[str, object]:
 
 
 def _default_cache_dir(env: Mapping[str, str]) -> Path:
-    given = Path(env.get("XDG_CACHE_HOME", ""))
-    home = Path(env.get("HOME", "")) / ".cache"
-    return (given if given.is_absolute() else home) / "servekit"
+    """Return the user's own place for such things; who has no home has it where the jobs are."""
+    usual = Path(env.get("XDG_CACHE_HOME", "")), Path(env.get("HOME", "")) / ".cache"
+    return next((p / "servekit" for p in usual if p.is_absolute()), Path(".servekit/cache"))
 
 
 def _default_runtime_dir(env: Mapping[str, str]) -> Path:

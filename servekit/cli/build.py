@@ -53,9 +53,9 @@ def build(
     allow_secret: AllowSecret = None,
     import_here: Here = False,
 ) -> None:
-    """Make one file of an app, its dependencies' lock and its models, to run it elsewhere.
+    """Make one file of an app and all that it needs.
 
-    What it depends on need not be installed here. Equal apps make equal bytes.
+    What it depends on need not be installed here. Equal projects make equal bytes.
     """
     from servekit.packaging.build import Request  # noqa: PLC0415
     from servekit.packaging.build import build as built  # noqa: PLC0415
@@ -93,7 +93,10 @@ def inspect(
     *,
     json: Annotated[bool, typer.Option("--json", help="Print its manifest.")] = False,
 ) -> None:
-    """Show what is in a bundle, after comparing all of it with its digests."""
+    """Show what is in a bundle.
+
+    All of it is compared with its digests first.
+    """
     from servekit.packaging.bundle import read  # noqa: PLC0415
 
     settings = Settings.load()

@@ -107,19 +107,18 @@ class Project:
                 if not left_out and not any((path / mark).exists() for mark in _ELSEWHERE):
                     yield from self._walk(path, ignored, wanted)
             elif wanted.match_file(inner) or not ignored.match_file(inner):
-                self._check(path, inner)
-                yield PurePosixPath(inner)
+                if entry.is_symlink():
+                    self._check_link(path, inner)
+                if entry.is_file():  # and no socket
+                    yield PurePosixPath(inner)
 
-    def _check(self, path: Path, inner: str) -> None:
-        """Refuse what can't be taken along by its content alone."""
+    def _check_link(self, path: Path, inner: str) -> None:
         target = path.resolve()
-        if path.is_symlink() and not (target.is_file() and target.is_relative_to(self.root)):
+        if not target.is_file() or not target.is_relative_to(self.root):
             raise ConfigError(
                 f"{inner} is a link to {target}, which is no file of the project; put a copy in its "
                 f"place, or name it in {IGNORE}"
             )
-        if not target.is_file():
-            raise ConfigError(f"{inner} is no file; name it in {IGNORE}")
 
 
 def _root(folder: Path) -> Path | None:

@@ -141,6 +141,7 @@ class Runner:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "SERVEKIT_PORT": str(self.port),
             "SERVEKIT_RUNTIME_DIR": str(Path.cwd()),
+            "SERVEKIT_CACHE_DIR": str(Path.cwd() / ".cache"),
             "TERM": "dumb",
             "COLUMNS": "100",
             "PYTHONDONTWRITEBYTECODE": "1",

@@ -15,6 +15,8 @@ VERBS = [
     "graph",
     "status",
     "scale",
+    "build",
+    "inspect",
     "deploy",
     "rollback",
     "logs",

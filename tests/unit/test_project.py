@@ -1,5 +1,6 @@
 """Which files belong to a project, and which of them look as if they had secrets or places of one machine."""
 
+import os
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -85,6 +86,11 @@ def test_links(root, tmp_path_factory):
         with pytest.raises(ConfigError, match=r"link is a link to .*name it in \.servekitignore"):
             names(root)
         (root / "link").unlink()
+
+
+def test_what_is_no_file_is_left_out(root):
+    os.mkfifo(root / "pipe")
+    assert "pipe" not in names(root)
 
 
 def test_too_many_files_are_refused(root, monkeypatch):

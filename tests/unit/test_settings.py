@@ -25,6 +25,7 @@ def test_defaults(tmp_path):
         "port": 3000,
         "gateway_workers": 1,
         "jobs_dir": Path(".servekit"),
+        "cache_dir": Path(".servekit/cache"),
         "runtime_dir": Path("/tmp"),
         "gpus": None,
         "cuda_visible_devices": None,
@@ -242,6 +243,20 @@ def test_the_runtime_dir_is_the_first_usual_one_that_will_do(tmp_path):
             "/var"
         )
     assert load(tmp_path, {"XDG_RUNTIME_DIR": "", "TMPDIR": ""}).runtime_dir == Path("/tmp")
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"HOME": "/home/me"}, "/home/me/.cache/servekit"),
+        ({"HOME": "/home/me", "XDG_CACHE_HOME": "/caches"}, "/caches/servekit"),
+        ({"HOME": "/home/me", "XDG_CACHE_HOME": "caches"}, "/home/me/.cache/servekit"),
+        ({"HOME": "/home/me", "SERVEKIT_CACHE_DIR": "/mine"}, "/mine"),
+        ({}, ".servekit/cache"),
+    ],
+)
+def test_the_cache_is_where_users_have_theirs(tmp_path, env, expected):
+    assert load(tmp_path, env).cache_dir == Path(expected)
 
 
 def test_the_process_is_read_by_default(tmp_path, monkeypatch):
