@@ -1,0 +1,1 @@
+"""What makes an app self-contained: bundles, and images for container engines."""
