@@ -57,29 +57,20 @@ def build(
 
     What it depends on need not be installed here. Equal projects make equal bytes.
     """
-    from servekit.packaging.build import Request  # noqa: PLC0415
-    from servekit.packaging.build import build as built  # noqa: PLC0415
-    from servekit.packaging.lock import Options  # noqa: PLC0415
-
     settings = Settings.load()
     began = time.monotonic()
     with Steps() as steps:
-        bundle = built(
-            Request(
-                target=app,
-                cwd=Path.cwd(),
-                cache=settings.cache_dir,
-                name=name,
-                lock=Options(
-                    index=index,
-                    find_links=tuple(find_links or ()),
-                    torch_backend=torch_backend,
-                    locked=locked,
-                ),
-                allowed=tuple(allow_secret or ()),
-                import_here=import_here,
-                told=steps.step,
-            )
+        bundle = bundle_of(
+            app,
+            settings,
+            steps,
+            name=name,
+            index=index,
+            find_links=find_links,
+            torch_backend=torch_backend,
+            locked=locked,
+            allow_secret=allow_secret,
+            import_here=import_here,
         )
         path = _written(bundle, output, tag)
     took = f"{time.monotonic() - began:.1f} s"
@@ -105,6 +96,45 @@ def inspect(
         print_json(found.manifest.to_json())
     else:
         write(*rows(list(_facts(found.manifest))))
+
+
+def bundle_of(
+    app: str,
+    settings: Settings,
+    steps: Steps,
+    *,
+    name: str = "",
+    index: str = "",
+    find_links: list[str] | None = None,
+    torch_backend: str = "",
+    locked: bool = False,
+    allow_secret: list[str] | None = None,
+    import_here: bool = False,
+) -> "Bundle":
+    """Return the bundle of an app, or the one that is given in its place."""
+    from servekit.packaging.build import Request  # noqa: PLC0415
+    from servekit.packaging.build import build as built  # noqa: PLC0415
+    from servekit.packaging.bundle import is_bundle, read  # noqa: PLC0415
+    from servekit.packaging.lock import Options  # noqa: PLC0415
+
+    if is_bundle(app):
+        return read(Path(app), settings.cache_dir / "bundles")
+    request = Request(
+        target=app,
+        cwd=Path.cwd(),
+        cache=settings.cache_dir,
+        name=name,
+        lock=Options(
+            index=index,
+            find_links=tuple(find_links or ()),
+            torch_backend=torch_backend,
+            locked=locked,
+        ),
+        allowed=tuple(allow_secret or ()),
+        import_here=import_here,
+        told=steps.step,
+    )
+    return built(request)
 
 
 def _written(bundle: "Bundle", output: Path | None, tag: str) -> Path:

@@ -130,6 +130,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._status: Status | None = None
+        self._text = ""
 
     def __enter__(self) -> Self:
         if is_terminal(sys.stderr):
@@ -143,8 +144,15 @@ class Steps:
 
     def step(self, text: str) -> None:
         """Tell what begins now."""
+        self._text = text
         if self._status is not None:
             self._status.update(text)
+
+    def progress(self, done: int, total: int) -> None:
+        """Tell how many bytes of it are done."""
+        if self._status is not None and total:
+            share = f"{100 * done // total} % of {total / 2**20:.0f} MiB"
+            self._status.update(f"{self._text}  {share}")
 
 
 def print_json(document: bytes) -> None:

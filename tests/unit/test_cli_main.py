@@ -17,6 +17,7 @@ VERBS = [
     "scale",
     "build",
     "inspect",
+    "containerize",
     "deploy",
     "rollback",
     "logs",
