@@ -164,6 +164,8 @@ class Settings:
         host: Address that the gateway listens on.
         port: Its port; 0 takes a free one.
         gateway_workers: Gateway processes that share that port.
+        handover_dir: A folder in which an app hands its port over to the next one: start that, then end
+            this one, and no connection is refused. Only its user may write there.
         jobs_dir: Where the jobs of `@task` methods are kept, from the current folder; made, for its
             owner alone, when an app has tasks. Not on a network file system.
         cache_dir: Where bundles, environments and models are kept, all of which can be had again;
@@ -207,6 +209,7 @@ class Settings:
     host: str = _setting("127.0.0.1", _text)
     port: int = _setting(3000, _whole(0, 65535))
     gateway_workers: int = _setting(1, _whole(1, 64))
+    handover_dir: Path | None = _setting(None, _path)  # noqa: RUF009
     jobs_dir: Path = _setting(Path(".servekit"), _path)  # noqa: RUF009
     cache_dir: Path = _setting(Path(".servekit/cache"), _path)  # noqa: RUF009
     runtime_dir: Path = _setting(Path("/tmp"), _directory)  # noqa: RUF009, S108

@@ -51,6 +51,7 @@ class Front:
         on_end: Called with the name of a worker that has ended; no other ever gets that name.
 
     Attributes:
+        listener: That socket.
         url: Where they listen.
         leaving: The app is about to end, and says so to those who ask whether it is ready.
     """
@@ -67,7 +68,7 @@ class Front:
         on_start: Callable[[], None],
         on_end: Callable[[str], None],
     ) -> None:
-        self._listener = listener
+        self.listener = listener
         self._count = workers
         self._order = order
         self._verbs = verbs
@@ -126,7 +127,7 @@ class Front:
     async def _start_one(self) -> None:
         self._serial += 1
         name = f"gateway-{self._serial}"
-        fd = self._listener.fileno()
+        fd = self.listener.fileno()
         process = await Process.spawn(
             name,
             "servekit.engine.gateway_worker",
@@ -206,7 +207,7 @@ class Front:
         """Take no more connections, finish what runs for so many seconds, then end all workers."""
         self._closing = self.leaving = True
         # Else the kernel would take connections for this copy of the socket, and nobody answer them.
-        self._listener.close()
+        self.listener.close()
         await asyncio.gather(*(worker.drain(grace_s) for worker in self._workers))
         await self._tasks.close()
 

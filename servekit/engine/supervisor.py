@@ -15,6 +15,7 @@ import msgspec
 
 from servekit.core.aio import Tasks, together
 from servekit.core.call import now
+from servekit.engine import handover
 from servekit.engine.admin import Admin
 from servekit.engine.backlog import Backlog
 from servekit.engine.budget import Budget
@@ -28,7 +29,8 @@ from servekit.engine.control import (
     Wake,
 )
 from servekit.engine.description import Described
-from servekit.engine.front import Front, bind
+from servekit.engine.front import Front
+from servekit.engine.handover import Door
 from servekit.engine.member import Member, State, spawn
 from servekit.engine.numbers import bounded, initial, resize
 from servekit.engine.pool import Pool
@@ -93,7 +95,7 @@ class Supervisor:
 
             Guard(self._credentials)  # so that a mistake in a file is found before anything starts
         self._front = Front(
-            bind(settings.host, settings.port),
+            handover.listener(settings),
             workers=settings.gateway_workers,
             edge=self._edge,
             order=self._gateway_order,
@@ -102,6 +104,7 @@ class Supervisor:
             on_start=self._publish,  # what has changed while it started
             on_end=self._aggregate.retire,
         )
+        self._door: Door | None = None
         self._admin = Admin(self, settings.runtime_dir)
         self._folder = self._admin.folder
         self.app: AppSpec = described.app
@@ -128,7 +131,13 @@ class Supervisor:
         await self._admin.open()
         for spec in self.app.services:
             self._pools[spec.name] = self._pool(spec)
-        await together(*(pool.start() for pool in self._pools.values()), self._front.start())
+        starts = [pool.start() for pool in self._pools.values()]
+        if self._settings.handover_dir is None:
+            await together(*starts, self._front.start())
+        else:  # who was here before takes the calls until all is ready
+            await together(*starts)
+            await self._front.start()
+            self._door = handover.door(self._front.listener, self._settings)
         self._publish()
         self._tasks.spawn(self._tick(), name="tick")
 
@@ -258,6 +267,8 @@ class Supervisor:
         self._closing = True
         for pool in self._pools.values():
             pool.closing = True
+        if self._door is not None:
+            self._door.close()
         cut_at = now() + self._settings.drain_s
         await self._front.drain(self._settings.drain_s)
         left_s = max(0.0, cut_at - now())

@@ -5,10 +5,8 @@ import socket
 
 import pytest
 
-pytest.importorskip("ray")
-
 from servekit.engine.front import bind
-from servekit.engine.ray.handover import Door, listen
+from servekit.engine.handover import Door, listen
 
 HOST = "127.0.0.1"
 

@@ -24,6 +24,7 @@ def test_defaults(tmp_path):
         "host": "127.0.0.1",
         "port": 3000,
         "gateway_workers": 1,
+        "handover_dir": None,
         "jobs_dir": Path(".servekit"),
         "cache_dir": Path(".servekit/cache"),
         "runtime_dir": Path("/tmp"),

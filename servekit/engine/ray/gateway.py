@@ -17,8 +17,8 @@ from servekit.engine.control import (
     ask,
 )
 from servekit.engine.gateway_host import GatewayHost
+from servekit.engine.handover import Door, listen
 from servekit.engine.ray.discovery import Discovery
-from servekit.engine.ray.handover import Door, listen
 from servekit.engine.ray.orders import CONTROLLER, GatewayOrder, States
 from servekit.engine.ray.process import Process
 from servekit.engine.router import Router

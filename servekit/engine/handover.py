@@ -1,15 +1,18 @@
-"""A gateway's listening socket, handed to the gateway that takes its place on the node.
+"""A listening socket, handed to who takes its owner's place: a gateway on a node, or a whole app.
 
-Connections that wait in a socket's queue are reset when its last copy closes. So a new gateway goes on
-with its predecessor's socket, and only the first one on a node binds its own.
+Connections that wait in a socket's queue are reset when its last copy closes. So whoever comes next
+goes on with the socket of who is there, and only the first binds its own.
 """
 
 import asyncio
+import secrets
 import socket
 from contextlib import suppress
 from pathlib import Path
 
 from servekit.engine.front import bind
+from servekit.errors import ConfigError
+from servekit.settings import Settings
 
 _SUFFIX = "-door.sock"
 _TAKE_S = 1.0
@@ -20,7 +23,7 @@ def listen(folder: Path, host: str, port: int) -> socket.socket:
     """Return a listening socket, which others of the app on this node may have, too.
 
     Args:
-        folder: Of the app's processes on this node.
+        folder: Where those who hand it over are; only this user may write there.
         host: Address of this machine.
         port: Not 0.
 
@@ -32,6 +35,27 @@ def listen(folder: Path, host: str, port: int) -> socket.socket:
             if (listener := _take(path, f"{host}:{port}")) is not None:
                 return listener
     return bind(host, port, shared=True)
+
+
+def listener(settings: Settings) -> socket.socket:
+    """Return the listening socket of an app on this machine: its own, or that of one which is there.
+
+    Raises:
+        ConfigError: As `listen`; or who comes next could not know the port.
+    """
+    if settings.handover_dir is None:
+        return bind(settings.host, settings.port)
+    if not settings.port:
+        raise ConfigError("handover_dir: whoever takes over must know the port, so it can't be 0")
+    settings.handover_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return listen(settings.handover_dir, settings.host, settings.port)
+
+
+def door(listener: socket.socket, settings: Settings) -> "Door":
+    """Return the door of an app that has `handover_dir`."""
+    assert settings.handover_dir is not None
+    address = f"{settings.host}:{settings.port}"
+    return Door(listener, settings.handover_dir / secrets.token_hex(8), address)
 
 
 def _take(path: Path, address: str) -> socket.socket | None:
@@ -65,6 +89,7 @@ class Door:
         self._door = socket.socket(socket.AF_UNIX)
         self._door.setblocking(False)
         self._door.bind(str(self._path))
+        self._path.chmod(0o600)
         self._door.listen()
         self._loop.add_reader(self._door, self._hand_over)
 
