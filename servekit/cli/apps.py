@@ -11,8 +11,6 @@ from servekit.errors import ConfigError
 from servekit.settings import Settings
 
 if TYPE_CHECKING:
-    import msgspec
-
     from servekit.engine.control import AppStatus
     from servekit.engine.ray.deploy import Deployment
 
@@ -23,8 +21,6 @@ RayAddress = Annotated[
     str | None,
     typer.Option(metavar="auto|HOST:PORT|ray://…", help="Look on this Ray cluster."),
 ]
-
-_TIMEOUT_S = 2.0
 
 
 class App(Protocol):
@@ -57,7 +53,8 @@ async def running(settings: Settings) -> list[App]:
     """
     if settings.ray_address is not None:
         return await asyncio.to_thread(_on_ray, settings)
-    found = await asyncio.gather(*(_find(path) for path in _sockets(settings.runtime_dir)))
+    sockets = settings.runtime_dir.glob("servekit-*/admin.sock")
+    found = await asyncio.gather(*(_find(path) for path in sockets if _is_own(path)))
     return sorted(filter(None, found), key=lambda app: -app.status.uptime_s)
 
 
@@ -135,6 +132,7 @@ class Here:
 
     async def look(self) -> "AppStatus":
         """Ask over its socket."""
+        from servekit.engine.admin import ask  # noqa: PLC0415
         from servekit.errors import CallError, WireError  # noqa: PLC0415
 
         try:
@@ -144,13 +142,10 @@ class Here:
 
     async def scale(self, numbers: dict[str, int | tuple[int, int]]) -> "AppStatus":
         """Tell it over its socket."""
+        from servekit.engine.admin import ask  # noqa: PLC0415
         from servekit.engine.control import Scale  # noqa: PLC0415
 
         return await ask(self.socket, "scale", Scale(numbers))
-
-
-def _sockets(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("servekit-*/admin.sock") if _is_own(path)]
 
 
 def _is_own(path: Path) -> bool:
@@ -163,33 +158,10 @@ def _is_own(path: Path) -> bool:
 async def _find(path: Path) -> App | None:
     import msgspec  # noqa: PLC0415
 
+    from servekit.engine.admin import ask  # noqa: PLC0415
     from servekit.errors import CallError, WireError  # noqa: PLC0415
 
     try:
         return Here(path, await ask(path, "status"))
     except (OSError, WireError, CallError, msgspec.MsgspecError):
         return None  # it is on its way out, or of another version
-
-
-async def ask(path: Path, verb: str, body: "msgspec.Struct | None" = None) -> "AppStatus":
-    """Have a supervisor do something; returns how its app is then.
-
-    Raises:
-        CallError: It refuses, or did not answer in time.
-        OSError: Nobody listens there.
-        WireError: It greets in another way.
-    """
-    from servekit.engine import control  # noqa: PLC0415
-    from servekit.wire.connection import Connection  # noqa: PLC0415
-    from servekit.wire.frames import Hello  # noqa: PLC0415
-    from servekit.wire.sockets import Address, connect  # noqa: PLC0415
-
-    connection = await connect(
-        Address(f"unix:{path}"), lambda: Connection(Hello(), client=True), timeout_s=_TIMEOUT_S
-    )
-    try:
-        return await control.ask(
-            connection, verb, body, answer=control.AppStatus, timeout_s=_TIMEOUT_S
-        )
-    finally:
-        await connection.close()

@@ -94,7 +94,7 @@ def containerize(
         blobs = Blobs(settings.cache_dir / "blobs")
         platform = Platform.parse(bundle.manifest.platform)
         steps.step("reading the base image")
-        on = _base(base or bundle.manifest.image.base, blobs, platform)
+        on = base_of(base or bundle.manifest.image.base, blobs, platform)
         done = made(bundle, on, cache=settings.cache_dir, told=steps.step, progress=steps.progress)
         where = _delivered(done.image, bundle.title, output, names, target, steps)
     write(*rows(list(_table(done)), indent="  "))
@@ -103,7 +103,12 @@ def containerize(
     write([(done.image.descriptor.digest, "dim")])
 
 
-def _base(base: str, blobs: "Blobs", platform: "Platform") -> "Image":
+def base_of(base: str, blobs: "Blobs", platform: "Platform") -> "Image":
+    """Return the base image that a command names.
+
+    Raises:
+        ConfigError: It names none, or that can't be used.
+    """
     from servekit.packaging.oci.base import open_base  # noqa: PLC0415
     from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
     from servekit.packaging.oci.transfer import pull_image  # noqa: PLC0415

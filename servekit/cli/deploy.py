@@ -1,13 +1,15 @@
-"""`servekit deploy`, `rollback`, `logs` and `delete`: an app on a Ray cluster, which stays there."""
+"""`servekit deploy`, `rollback`, `logs` and `delete`: an app on a Ray cluster or a Docker engine, where it stays."""
 
 import asyncio
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from servekit.cli import containers
 from servekit.cli.console import Line, rows, write
+from servekit.cli.containerize import Base
 from servekit.cli.run import Host, LogFormat, LogLevel, Port, Target
 from servekit.errors import ConfigError
 from servekit.settings import Settings
@@ -22,13 +24,16 @@ RayAddress = Annotated[
 Name = Annotated[
     str | None, typer.Option("--app", metavar="NAME", help="Its name; else the one that runs.")
 ]
+Where = Annotated[
+    Literal["ray", "docker"], typer.Option("--target", help="A Ray cluster, or a Docker engine.")
+]
 _POLL_S = 0.5
 
 
 def deploy(
     app: Target,
     *,
-    target: Annotated[str, typer.Option(metavar="ray", help="Where it goes.")] = "ray",
+    target: Where = "ray",
     ray_address: RayAddress = None,
     name: Annotated[
         str | None, typer.Option("--app", metavar="NAME", help="Its name; else its root service's.")
@@ -38,16 +43,21 @@ def deploy(
     port: Port = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
+    base: Base = "",
+    replicas: Annotated[int, typer.Option(help="Docker: containers, each the whole app.")] = 1,
+    network: Annotated[
+        str, typer.Option(metavar="bridge|host|NAME", help="Docker: the containers' network.")
+    ] = "bridge",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Docker: of one container.")] = "",
+    cpus: Annotated[float, typer.Option(help="Docker: cores of one container.")] = 0.0,
 ) -> None:
-    """Run an app on a cluster, or its new code in place of the old.
+    """Run an app on a cluster or an engine, or its new code in place of the old.
 
     Shows first what will restart, and loses no call. Returns when everything is ready; if a replica
     does not start, what ran before goes on, and the exit code is 1.
     """
     from servekit.engine.description import describe_elsewhere  # noqa: PLC0415
 
-    if target != "ray":
-        raise ConfigError(f"--target {target}: there is ray")
     settings = Settings.load(
         ray_address=ray_address,
         host=host,
@@ -55,6 +65,19 @@ def deploy(
         log_format=log_format,
         log_level=log_level,
     )
+    if target == "docker":
+        containers.deploy(
+            app,
+            settings,
+            name=name or "",
+            base=base,
+            replicas=replicas,
+            network=network,
+            memory=memory,
+            cpus=cpus,
+            plan=plan,
+        )
+        return
     described = asyncio.run(describe_elsewhere(app))
     _join(settings)
     from servekit.engine.ray.deploy import (  # noqa: PLC0415
@@ -77,9 +100,12 @@ def deploy(
     )
 
 
-def rollback(*, ray_address: RayAddress = None, name: Name = None) -> None:
+def rollback(*, target: Where = "ray", ray_address: RayAddress = None, name: Name = None) -> None:
     """Go back to what ran before the last deploy, without losing a call."""
     settings = Settings.load(ray_address=ray_address)
+    if target == "docker":
+        containers.rollback(name, settings)
+        return
     deployment = _the_one(settings, name)
     asyncio.run(deployment.rollback(timeout_s=settings.start_timeout_s))
     write([(deployment.name, "bold"), (f" is back at revision {deployment.status().revision}", "")])
@@ -87,14 +113,18 @@ def rollback(*, ray_address: RayAddress = None, name: Name = None) -> None:
 
 def logs(
     *,
+    target: Where = "ray",
     ray_address: RayAddress = None,
     name: Name = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
 ) -> None:
-    """Print what the processes of an app on a cluster have printed.
+    """Print what the processes of an app have printed.
 
-    Each keeps its last 2,000 lines.
+    On Ray each keeps its last 2,000 lines.
     """
+    if target == "docker":
+        containers.logs(name, follow=follow)
+        return
     deployment = _the_one(Settings.load(ray_address=ray_address), name)
     seen: dict[str, int] = {}
     while True:
@@ -107,8 +137,11 @@ def logs(
         time.sleep(_POLL_S)
 
 
-def delete(*, ray_address: RayAddress = None, name: Name = None) -> None:
-    """End an app on a cluster, when its running calls have finished."""
+def delete(*, target: Where = "ray", ray_address: RayAddress = None, name: Name = None) -> None:
+    """End an app, when its running calls have finished."""
+    if target == "docker":
+        containers.delete(name)
+        return
     deployment = _the_one(Settings.load(ray_address=ray_address), name)
     deployment.delete()
     write([(deployment.name, "bold"), (" has ended", "")])

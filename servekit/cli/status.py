@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,6 +21,9 @@ def status(
     name: Name = None,
     url: Url = None,
     pid: Pid = None,
+    target: Annotated[
+        Literal["", "docker"], typer.Option(help="docker: the containers of a Docker engine.")
+    ] = "",
     ray_address: RayAddress = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array of apps.")] = False,
 ) -> None:
@@ -28,6 +31,11 @@ def status(
 
     For each service: its replicas, their calls and their memory.
     """
+    if target == "docker":
+        from servekit.cli import containers  # noqa: PLC0415
+
+        containers.status(name)
+        return
     import msgspec  # noqa: PLC0415
 
     apps_there = asyncio.run(running(Settings.load(ray_address=ray_address)))

@@ -1,4 +1,4 @@
-"""The socket over which `servekit status` and `servekit scale` find and ask a running app."""
+"""The socket over which `servekit status` and `servekit scale` find and ask a running app: both its ends."""
 
 import shutil
 import tempfile
@@ -8,10 +8,13 @@ import msgspec
 
 from servekit.engine.base import Engine
 from servekit.engine.control import AppStatus, Scale, handler
+from servekit.engine.control import ask as ask_over
 from servekit.errors import AuthorError, BadRequest
 from servekit.wire.connection import Connection
 from servekit.wire.frames import Hello
-from servekit.wire.sockets import Address, Listener
+from servekit.wire.sockets import Address, Listener, connect
+
+_TIMEOUT_S = 2.0
 
 
 class Admin:
@@ -52,3 +55,20 @@ class Admin:
         except AuthorError as error:
             raise BadRequest(str(error), started=False) from error
         return await self._engine.look()
+
+
+async def ask(path: Path, verb: str, body: msgspec.Struct | None = None) -> AppStatus:
+    """Have a supervisor do something; returns how its app is then.
+
+    Raises:
+        CallError: It refuses, or did not answer in time.
+        OSError: Nobody listens there.
+        WireError: It greets in another way.
+    """
+    connection = await connect(
+        Address(f"unix:{path}"), lambda: Connection(Hello(), client=True), timeout_s=_TIMEOUT_S
+    )
+    try:
+        return await ask_over(connection, verb, body, answer=AppStatus, timeout_s=_TIMEOUT_S)
+    finally:
+        await connection.close()

@@ -26,10 +26,11 @@ from servekit.packaging.site import compile_all, site
 
 HOME = "/app"
 ENVIRONMENT = f"{HOME}/env"
+DOORS = "/run/servekit"
+"""Where containers of one app that share a volume hand their port over."""
 PORT = 3000
 
 _NOBODY = "65532:65532"
-_LIVE = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{PORT}/livez', timeout=4).close()"
 _VARIABLES = {
     "HOME": "/tmp",  # noqa: S108
     "ORT_DISABLE_TELEMETRY": "1",
@@ -182,7 +183,8 @@ def _code(bundle: Bundle, interpreter: Path) -> list[Entry]:
             for path in sorted(folder.rglob("*.pyc"))
         ]
     manifest = Entry.file(f"{HOME[1:]}/{m.NAME}", bundle.manifest.to_json())
-    return [manifest, *_files(bundle, of_models=False), *bytecode]
+    doors = Entry.directory(DOORS[1:], shared=True)
+    return [manifest, doors, *_files(bundle, of_models=False), *bytecode]
 
 
 def _changes(bundle: Bundle) -> Changes:
@@ -205,5 +207,5 @@ def _changes(bundle: Bundle) -> Changes:
         labels=labels,
         ports=[f"{PORT}/tcp"],
         stop_signal="SIGTERM",
-        probe=Probe(command=[f"{ENVIRONMENT}/bin/python", "-I", "-c", _LIVE]),
+        probe=Probe(command=[f"{ENVIRONMENT}/bin/python", "-m", "servekit.engine.probe"]),
     )

@@ -1,0 +1,189 @@
+"""`--target docker` of `servekit deploy`, `status`, `rollback`, `logs` and `delete`."""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from servekit.cli.build import bundle_of
+from servekit.cli.console import Line, Steps, rows, write
+from servekit.cli.containerize import base_of
+from servekit.core.units import parse_bytes
+from servekit.errors import ConfigError
+from servekit.settings import Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from servekit.packaging.bundle import Bundle
+    from servekit.packaging.docker.deployment import Deployment
+    from servekit.packaging.docker.order import Order
+
+
+def deploy(
+    app: str,
+    settings: Settings,
+    *,
+    name: str,
+    base: str,
+    replicas: int,
+    network: str,
+    memory: str,
+    cpus: float,
+    plan: bool,
+) -> None:
+    """Run an app's containers, or its new ones in place of the old."""
+    from servekit.packaging.docker.deployment import Deployment, connect  # noqa: PLC0415
+    from servekit.packaging.docker.order import Order, gpus_of  # noqa: PLC0415
+
+    client = connect()
+    began = time.monotonic()
+    with Steps() as steps:
+        bundle = bundle_of(app, settings, steps)
+        secrets = _secrets(bundle)
+        called = name or bundle.manifest.name
+        image = _load(client, bundle, called, base, settings, steps)
+        order = Order(
+            name=called,
+            image=image,
+            port=settings.port,
+            address=settings.host,
+            network=network,
+            replicas=replicas,
+            gpus=gpus_of(bundle.manifest.app),
+            memory=parse_bytes(memory, where="--memory") if memory else 0,
+            cpus=cpus,
+            drain_delay_s=settings.drain_delay_s,
+            drain_s=settings.drain_s,
+        )
+        deployment = Deployment(client, called)
+        lines = _plan(order, deployment)
+        if not plan:
+            deployment.carry_out(
+                order, secrets=secrets, timeout_s=settings.start_timeout_s, told=steps.step
+            )
+    write(*rows(lines))
+    if not plan:
+        url = f"http://{settings.host}:{settings.port}"
+        took = f"  {time.monotonic() - began:.1f} s"
+        write([(called, "bold"), (" is ready at ", ""), (url, "cyan"), (took, "dim")])
+
+
+def status(name: str | None) -> None:
+    """Show the containers of apps on the engine."""
+    from servekit.packaging.docker.deployment import Deployment, connect, deployed  # noqa: PLC0415
+
+    client = connect()
+    table: list[Line] = []
+    for one in deployed(client):
+        if name in (None, one):
+            found = Deployment(client, one)
+            order = found.order()
+            where = f"http://{order.address}:{order.port}" if order else ""
+            for container in found.containers():
+                health = container.attrs["State"].get("Health", {}).get("Status", "")
+                state = health if container.status == "running" and health else container.status
+                table.append(
+                    [(one, "bold"), (str(container.name), ""), (state, ""), (where, "cyan")]
+                )
+    write(*rows(table) if table else [[("no app of ours runs on this engine", "")]])
+
+
+def rollback(name: str | None, settings: Settings) -> None:
+    """Go back to the image that ran before."""
+    deployment = the_one(name)
+    with Steps() as steps:
+        order = deployment.rollback(timeout_s=settings.start_timeout_s, told=steps.step)
+    write([(deployment.name, "bold"), (f" is back at {order.image[:19]}", "")])
+
+
+def logs(name: str | None, *, follow: bool) -> None:
+    """Print what the containers have printed; to follow is for one alone."""
+    found = the_one(name).containers()
+    if follow and found:
+        for chunk in found[-1].logs(stream=True, follow=True):
+            sys.stdout.write(chunk.decode(errors="replace"))
+            sys.stdout.flush()
+        return
+    for container in found:
+        for line in container.logs().decode(errors="replace").splitlines():
+            sys.stdout.write(f"{container.name}  {line}\n")
+
+
+def delete(name: str | None) -> None:
+    """End an app."""
+    deployment = the_one(name)
+    deployment.delete()
+    write([(deployment.name, "bold"), (" has ended", "")])
+
+
+def the_one(name: str | None) -> "Deployment":
+    """Return the one app that is meant.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+    """
+    from servekit.packaging.docker.deployment import Deployment, connect, deployed  # noqa: PLC0415
+
+    client = connect()
+    names = deployed(client)
+    if name is not None and name not in names:
+        raise ConfigError(f"no app {name!r} runs on this engine; there are: {', '.join(names)}")
+    if name is None and len(names) != 1:
+        raise ConfigError(f"{len(names)} apps run on this engine; choose one by --app")
+    return Deployment(client, name or names[0])
+
+
+def _secrets(bundle: "Bundle") -> dict[str, str]:
+    names = bundle.manifest.image.secret_names
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{bundle.manifest.name} is run with {missing[0]}, which is not set here; set it where "
+            "you deploy"
+        )
+    return {name: os.environ[name] for name in names}
+
+
+def _load(
+    client: "DockerClient",
+    bundle: "Bundle",
+    name: str,
+    base: str,
+    settings: Settings,
+    steps: Steps,
+) -> str:
+    """Have the image of a bundle in the engine; returns its id there."""
+    from servekit.packaging.containerize import containerize  # noqa: PLC0415
+    from servekit.packaging.oci.blobs import Blobs  # noqa: PLC0415
+    from servekit.packaging.oci.documents import Platform  # noqa: PLC0415
+    from servekit.packaging.oci.layout import write_tar  # noqa: PLC0415
+    from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
+
+    blobs = Blobs(settings.cache_dir / "blobs")
+    platform = Platform.parse(bundle.manifest.platform)
+    on = base_of(base or bundle.manifest.image.base, blobs, platform)
+    made = containerize(
+        bundle, on, cache=settings.cache_dir, told=steps.step, progress=steps.progress
+    )
+    config = made.image.manifest.config.digest
+    if not any(image.id == config for image in client.images.list(all=True)):
+        steps.step("loading the image")
+        with tempfile.TemporaryDirectory(dir=settings.cache_dir) as scratch:
+            tar = Path(scratch) / "image.tar"
+            called = Reference.parse(f"servekit/{name.lower()}:{bundle.digest[:12]}", default="")
+            write_tar(made.image, tar, names=[called], progress=steps.progress)
+            with tar.open("rb") as opened:
+                client.images.load(opened)  # pyright: ignore[reportUnknownMemberType]
+    return config
+
+
+def _plan(order: "Order", deployment: "Deployment") -> list[Line]:
+    before = deployment.order()
+    if before is None:
+        return [[("+", "green"), (order.name, "bold"), (f"{order.replicas} containers start", "")]]
+    if before.revision != order.revision:
+        return [[("~", "yellow"), (order.name, "bold"), (f"{order.replicas} in turn", "")]]
+    return [[("=", "dim"), (order.name, "bold"), (f"stays, {order.replicas} containers", "dim")]]

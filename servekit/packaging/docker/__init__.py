@@ -1,0 +1,11 @@
+"""An app as containers of one Docker engine: the same image several times, behind one port.
+
+::
+
+    NAME-port          holds the network and the published port, and does nothing else
+    NAME-xxxxxxxx-1    the app, in that network: its gateways, its replicas
+    NAME-xxxxxxxx-2    the same again; both take connections from one listening socket
+
+A new revision starts beside the old one, takes its socket (`engine/handover.py`), and then the old one
+drains. So the port never closes, and there is no proxy in front.
+"""
