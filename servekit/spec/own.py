@@ -20,6 +20,8 @@ _INSTALLED = tuple(
 )
 _FOR_PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folders that installers write to: a user's own, a distribution's, another environment's."""
+_OF_THE_MACHINE = frozenset({"sitecustomize", "usercustomize"})
+"""Modules that Python imports by itself; Debian's is a link out of the folder of its library."""
 _SERVEKIT = Path(__file__).resolve().parent.parent
 
 
@@ -82,7 +84,11 @@ class OwnModules:
 
     def _file(self, name: str) -> Path | None:
         file = self._place(name).file
-        if file is None or (name not in self._also and _is_elsewhere(file)):
+        if (
+            file is None
+            or name in _OF_THE_MACHINE
+            or (name not in self._also and _is_elsewhere(file))
+        ):
             return None
         return file
 

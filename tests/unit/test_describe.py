@@ -367,6 +367,16 @@ def test_own_modules_are_found_without_importing_them(folder: Path) -> None:
     assert describe(load("sk_app_h")).service("Lazy").code != after
 
 
+def test_what_python_imports_by_itself_is_not_the_authors(folder: Path, monkeypatch) -> None:
+    """Debian's sitecustomize is a link to /etc, outside of all folders of Python."""
+    file = write(folder / "sitecustomize.py", "")
+    module = types.ModuleType("sitecustomize")
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "sitecustomize", module)
+    assert OwnModules().find("sitecustomize") is None
+    assert file.resolve() not in OwnModules().files()
+
+
 def test_all_own_modules_are_known_imported_or_not(folder: Path) -> None:
     """A plug-in that only a string names may be loaded by a replica, later."""
     app = """

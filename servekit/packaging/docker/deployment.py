@@ -160,17 +160,25 @@ class Deployment:
         give_up = time.monotonic() + timeout_s
         while True:
             container.reload()
-            if container.status == "running":
-                if not container.exec_run(_PROBE).exit_code:
-                    return
+            if container.attrs["RestartCount"] or container.status not in ("created", "running"):
+                why = "does not start"
+            elif self._is_ready(container):
+                return
+            elif time.monotonic() > give_up:
                 why = f"is not ready after {timeout_s:g} s"
             else:
-                why = f"ended with code {container.attrs['State']['ExitCode']}"
-            restarts: int = container.attrs["RestartCount"]
-            if restarts or container.status == "exited" or time.monotonic() > give_up:
-                trace = container.logs(tail=_TAIL).decode(errors="replace")
-                raise SetupError(f"{container.name} {why}", trace=trace)
-            time.sleep(_POLL_S)
+                time.sleep(_POLL_S)
+                continue
+            trace = container.logs(tail=_TAIL).decode(errors="replace")
+            raise SetupError(f"{container.name} {why}", trace=trace)
+
+    def _is_ready(self, container: "Container") -> bool:
+        from docker.errors import APIError  # noqa: PLC0415
+
+        try:
+            return container.exec_run(_PROBE).exit_code == 0
+        except APIError:  # it has ended meanwhile
+            return False
 
     def _end(self, container: "Container", order: Order) -> None:
         container.stop(timeout=order.stop_s)
