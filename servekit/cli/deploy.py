@@ -51,7 +51,7 @@ def deploy(
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Docker: of one container.")] = "",
     cpus: Annotated[float, typer.Option(help="Docker: cores of one container.")] = 0.0,
 ) -> None:
-    """Run an app on a cluster or an engine, or its new code in place of the old.
+    """Run an app on Ray or Docker, or its new code.
 
     Shows first what will restart, and loses no call. Returns when everything is ready; if a replica
     does not start, what ran before goes on, and the exit code is 1.

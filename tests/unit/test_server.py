@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from servekit.core.call import BINARY, Payload, Reply
-from servekit.engine.supervisor import bind
+from servekit.engine.front import bind
 from servekit.gateway import certificate, server
 from servekit.gateway.edge import PLAIN, Edge
 from servekit.gateway.server import Server
