@@ -330,6 +330,12 @@ def _table(file: Path, path: tuple[str, ...]) -> dict[str, object]:
     return table
 
 
+def for_uv(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment that uv is run with: it trusts whom the system trusts, as pip does."""
+    env = os.environ if env is None else env
+    return {"UV_NATIVE_TLS": "1", "UV_SYSTEM_CERTS": "1", **env}
+
+
 def _default_cache_dir(env: Mapping[str, str]) -> Path:
     """Return the user's own place for such things; who has no home has it where the jobs are."""
     usual = Path(env.get("XDG_CACHE_HOME", "")), Path(env.get("HOME", "")) / ".cache"

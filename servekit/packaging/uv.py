@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from servekit.errors import ConfigError
+from servekit.settings import for_uv
 
 PLATFORMS = {
     "linux/amd64": "x86_64-manylinux_2_28",
@@ -25,7 +26,9 @@ def run(*words: str | Path, cwd: Path | None = None, doing: str) -> str:
         ConfigError: It failed, or is not installed.
     """
     command: Sequence[str | Path] = (_binary(), *words, "--quiet", "--no-progress")
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        command, cwd=cwd, env=for_uv(), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise ConfigError(f"can't {doing}\n{done.stderr.strip()}")
     return done.stdout
