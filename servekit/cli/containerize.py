@@ -22,6 +22,7 @@ from servekit.errors import ConfigError
 from servekit.settings import Settings
 
 if TYPE_CHECKING:
+    from servekit.packaging.bundle import Bundle
     from servekit.packaging.containerize import Containerized
     from servekit.packaging.oci.blobs import Blobs
     from servekit.packaging.oci.documents import Platform
@@ -70,9 +71,6 @@ def containerize(
     No daemon is needed. Layers are base, dependencies, models, code: an edit of the code makes one
     small layer anew. Equal apps on equal bases make equal images.
     """
-    from servekit.packaging.containerize import containerize as made  # noqa: PLC0415
-    from servekit.packaging.oci.blobs import Blobs  # noqa: PLC0415
-    from servekit.packaging.oci.documents import Platform  # noqa: PLC0415
     from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
 
     settings = Settings.load()
@@ -91,11 +89,7 @@ def containerize(
             allow_secret=allow_secret,
             import_here=import_here,
         )
-        blobs = Blobs(settings.cache_dir / "blobs")
-        platform = Platform.parse(bundle.manifest.platform)
-        steps.step("reading the base image")
-        on = base_of(base or bundle.manifest.image.base, blobs, platform)
-        done = made(bundle, on, cache=settings.cache_dir, told=steps.step, progress=steps.progress)
+        done = image_of(bundle, base, settings, steps)
         where = _delivered(done.image, bundle.title, output, names, target, steps)
     write(*rows(list(_table(done)), indent="  "))
     took = f"{time.monotonic() - began:.1f} s"
@@ -103,12 +97,24 @@ def containerize(
     write([(done.image.descriptor.digest, "dim")])
 
 
-def base_of(base: str, blobs: "Blobs", platform: "Platform") -> "Image":
-    """Return the base image that a command names.
+def image_of(bundle: "Bundle", base: str, settings: Settings, steps: Steps) -> "Containerized":
+    """Return the image of a bundle, on the base that a command or the bundle names.
 
     Raises:
-        ConfigError: It names none, or that can't be used.
+        ConfigError: There is no such base, or the image can't be made on it.
     """
+    from servekit.packaging.containerize import containerize as made  # noqa: PLC0415
+    from servekit.packaging.oci.blobs import Blobs  # noqa: PLC0415
+    from servekit.packaging.oci.documents import Platform  # noqa: PLC0415
+
+    blobs = Blobs(settings.cache_dir / "blobs")
+    platform = Platform.parse(bundle.manifest.platform)
+    steps.step("reading the base image")
+    on = _base(base or bundle.manifest.image.base, blobs, platform)
+    return made(bundle, on, cache=settings.cache_dir, told=steps.step, progress=steps.progress)
+
+
+def _base(base: str, blobs: "Blobs", platform: "Platform") -> "Image":
     from servekit.packaging.oci.base import open_base  # noqa: PLC0415
     from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
     from servekit.packaging.oci.transfer import pull_image  # noqa: PLC0415

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from servekit.cli.build import bundle_of
 from servekit.cli.console import Line, Steps, rows, write
-from servekit.cli.containerize import base_of
+from servekit.cli.containerize import image_of
 from servekit.core.units import parse_bytes
 from servekit.errors import ConfigError
 from servekit.settings import Settings
@@ -156,18 +156,10 @@ def _load(
     steps: Steps,
 ) -> str:
     """Have the image of a bundle in the engine; returns its id there."""
-    from servekit.packaging.containerize import containerize  # noqa: PLC0415
-    from servekit.packaging.oci.blobs import Blobs  # noqa: PLC0415
-    from servekit.packaging.oci.documents import Platform  # noqa: PLC0415
     from servekit.packaging.oci.layout import write_tar  # noqa: PLC0415
     from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
 
-    blobs = Blobs(settings.cache_dir / "blobs")
-    platform = Platform.parse(bundle.manifest.platform)
-    on = base_of(base or bundle.manifest.image.base, blobs, platform)
-    made = containerize(
-        bundle, on, cache=settings.cache_dir, told=steps.step, progress=steps.progress
-    )
+    made = image_of(bundle, base, settings, steps)
     config = made.image.manifest.config.digest
     if not any(image.id == config for image in client.images.list(all=True)):
         steps.step("loading the image")

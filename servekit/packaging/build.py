@@ -26,6 +26,7 @@ from servekit.packaging.manifest import Manifest
 from servekit.packaging.project import Project
 from servekit.spec.app import AppSpec
 from servekit.spec.container import Image
+from servekit.spec.target import split
 from servekit.version import __version__
 
 _THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -105,7 +106,7 @@ def build(request: Request) -> Bundle:
 
 def _image(project: Project) -> Image:
     """Return the image that the app's module declares, if the module is found as a file."""
-    module, _, service = project.target.partition(":")
+    module, service = split(project.target)
     inner = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
     for folder in (project.root, project.root / "src"):
         if (folder / inner).is_file():

@@ -26,6 +26,9 @@ from servekit.packaging.site import compile_all, site
 
 HOME = "/app"
 ENVIRONMENT = f"{HOME}/env"
+PYTHON = f"{ENVIRONMENT}/bin/python"
+PROBE = (PYTHON, "-m", "servekit.engine.probe")
+"""Exits with 0 in a container whose app is ready."""
 DOORS = "/run/servekit"
 """Where containers of one app that share a volume hand their port over."""
 PORT = 3000
@@ -125,8 +128,8 @@ def _check(manifest: Manifest) -> None:
     for what, values in (("apt", image.system_packages), ("run", image.commands)):
         if values:
             raise ConfigError(
-                f"Image.{what}({values[0]!r}) runs something, which takes an engine; use --backend "
-                "docker, or a base image that has it"
+                f"Image.{what}({values[0]!r}) runs something, which this writer can't; take a "
+                "base image that has what it would make"
             )
 
 
@@ -200,12 +203,12 @@ def _changes(bundle: Bundle) -> Changes:
         labels["io.servekit.secrets"] = ",".join(manifest.image.secret_names)
     return Changes(
         env={**_VARIABLES, "PATH": path, **manifest.image.variables},
-        entrypoint=[f"{ENVIRONMENT}/bin/python", "-m", "servekit"],
+        entrypoint=[PYTHON, "-m", "servekit"],
         cmd=["serve", manifest.target],
         user=_NOBODY,
         workdir=f"{HOME}/{m.CODE}",
         labels=labels,
         ports=[f"{PORT}/tcp"],
         stop_signal="SIGTERM",
-        probe=Probe(command=[f"{ENVIRONMENT}/bin/python", "-m", "servekit.engine.probe"]),
+        probe=Probe(command=PROBE),
     )

@@ -34,13 +34,12 @@ def image_of(file: Path, service: str = "") -> Image:
         for target in statement.targets
         if isinstance(target, ast.Name)
     }
-    found = [
-        (value.lineno, names.get(value.id, value) if isinstance(value, ast.Name) else value)
-        for value in _declarations(tree, service)
-    ]
+    found = [*_declarations(tree, service)]
     if not found:
         return Image()
-    images = {line: _evaluate(node, names, f"{file.name}:{line}") for line, node in found}
+    images = {
+        value.lineno: _evaluate(value, names, f"{file.name}:{value.lineno}") for value in found
+    }
     first, *others = images.values()
     if any(other != first for other in others):
         lines = ", ".join(map(str, images))

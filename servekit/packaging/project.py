@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from servekit.errors import ConfigError
+from servekit.spec.target import split
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -61,16 +62,15 @@ class Project:
         Raises:
             ConfigError: There is no such file.
         """
-        name, colon, member = target.rpartition(":")
-        if not colon or member.endswith(".py"):
-            name, colon, member = target, "", ""
+        name, member = split(target)
         if not name.endswith(".py"):
             return cls(_root(cwd) or cwd, target)
         file = (cwd / name).resolve()
         if not file.is_file():
             raise ConfigError(f"{name}: there is no such file in {cwd}")
         root = _root(file.parent) or file.parent
-        return cls(root, f"{file.relative_to(root).as_posix()}{colon}{member}")
+        inner = file.relative_to(root).as_posix()
+        return cls(root, f"{inner}:{member}" if member else inner)
 
     def files(self, included: Sequence[str] = ()) -> Iterator[PurePosixPath]:
         """Yield the files that belong to it, relative to its folder, in order.

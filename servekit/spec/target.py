@@ -30,6 +30,14 @@ def target_of(cls: type) -> str:
     return f"{module}:{cls.__qualname__}"
 
 
+def split(target: str) -> tuple[str, str]:
+    """Return a target's module or file, and its class; "" where it names none."""
+    module_name, colon, class_name = target.rpartition(":")
+    if not colon or class_name.endswith(".py"):
+        return target, ""
+    return module_name, class_name
+
+
 def load(target: str) -> type:
     """Import a service class; the file's folder, or the current one, is searched first.
 
@@ -38,9 +46,7 @@ def load(target: str) -> type:
         SetupError: Importing the module raised; the cause is kept.
         SpecError: The class is no service.
     """
-    module_name, colon, class_name = target.rpartition(":")
-    if not colon or class_name.endswith(".py"):
-        module_name, class_name = target, ""
+    module_name, class_name = split(target)
     module = _import_file(module_name) if module_name.endswith(".py") else _import(module_name)
     cls = _member(module, class_name, target) if class_name else _root(module, target)
     definition(cls)

@@ -74,7 +74,10 @@ def docker_host() -> Iterator[str]:
     finally:
         engine.terminate()
         engine.wait(PATIENCE_S)
-        shutil.rmtree(folder, ignore_errors=True)
+        for line in Path("/proc/mounts").read_text().splitlines():  # of its network namespaces
+            if (place := line.split()[1]).startswith(f"{folder}/"):
+                subprocess.run(["umount", place], check=False)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from servekit.errors import ConfigError, SetupError
+from servekit.packaging.containerize import PROBE
 from servekit.packaging.docker.order import (
     APP,
     NUMBER,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-_PROBE = ["/app/env/bin/python", "-m", "servekit.engine.probe"]
 _POLL_S = 0.3
 _TAIL = 40
 """Lines of a container's log that an error shows."""
@@ -176,7 +176,7 @@ class Deployment:
         from docker.errors import APIError  # noqa: PLC0415
 
         try:
-            return container.exec_run(_PROBE).exit_code == 0
+            return container.exec_run([*PROBE]).exit_code == 0
         except APIError:  # it has ended meanwhile
             return False
 

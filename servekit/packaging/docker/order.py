@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from servekit.errors import ConfigError
-from servekit.packaging.containerize import DOORS, PORT
+from servekit.packaging.containerize import DOORS, PORT, PYTHON
 from servekit.spec.app import AppSpec
 
 APP = "io.servekit.deployed"
@@ -96,7 +96,7 @@ def port_container(order: Order) -> dict[str, Any]:
     given: dict[str, Any] = {
         "name": f"{order.name}-port",
         "image": order.image,
-        "entrypoint": ["/app/env/bin/python", "-I", "-c", wait],
+        "entrypoint": [PYTHON, "-I", "-c", wait],
         "command": [],
         "network": order.network,
         "labels": {APP: order.name, ORDER: order.to_json()},

@@ -2,7 +2,7 @@
 
 import time
 
-from graph import is_held, note
+from graph import hold, note
 
 import servekit as sk
 
@@ -34,6 +34,5 @@ class Counted:
     @sk.endpoint
     def hold(self, name: str) -> str:
         note("hold")
-        while is_held(name):
-            time.sleep(0.01)
+        hold(name)
         return name

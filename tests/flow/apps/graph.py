@@ -18,6 +18,12 @@ def is_held(name: str) -> bool:
     return not Path(f"{os.environ['TRACE']}.{name}").exists()
 
 
+def hold(name: str) -> None:
+    """Return when the test lets `name` go."""
+    while is_held(name):
+        time.sleep(0.01)
+
+
 @sk.service(replicas=2)
 class Child:
     @sk.batched(max_size=16)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 import numpy as np
-from graph import is_held, note
+from graph import hold, note
 from pydantic import BaseModel, Field
 
 import servekit as sk
@@ -24,8 +24,7 @@ class Narrow:
     @sk.endpoint
     def hold(self, name: str) -> str:
         note(f"hold {name}")
-        while is_held(name):
-            time.sleep(0.01)
+        hold(name)
         return name
 
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from graph import is_held, note
+from graph import hold, note
 
 import servekit as sk
 
@@ -27,8 +27,7 @@ class Single:
     @sk.endpoint
     def hold(self, name: str) -> str:
         note(f"hold {name}")
-        while is_held(name):
-            time.sleep(0.01)
+        hold(name)
         return name
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from graph import is_held, note
+from graph import hold, note
 
 import servekit as sk
 
@@ -42,8 +42,7 @@ class Sleeper:
     @sk.endpoint(max_concurrency=1)
     def nap(self, name: str) -> str:
         note(f"nap {name}")
-        while is_held(name):
-            time.sleep(0.01)
+        hold(name)
         return name
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 
-from graph import is_held, note
+from graph import hold, note
 
 import servekit as sk
 
@@ -21,8 +21,7 @@ class Slow:
     @sk.endpoint
     def hold(self, name: str) -> str:
         note("hold")
-        while is_held(name):
-            time.sleep(0.01)
+        hold(name)
         return name
 
     @sk.endpoint
