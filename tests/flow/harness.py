@@ -33,7 +33,7 @@ COMMAND = (sys.executable, "-m", "servekit")
 RAY: dict[str, str] = {}
 """Where apps run: nothing is processes of this machine, else the settings of a cluster to join."""
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """How long anything may take that takes a second on a machine with nothing else to do."""
 GONE_S = 15.0
 """How long processes may live on after their supervisor."""
@@ -229,7 +229,7 @@ class Running:
 
     def _job(self, env: Mapping[str, str]) -> str:
         """Return what Ray is to give to the processes of this app: the environment is not theirs."""
-        variables = {"TRACE": str(self.trace), "PYTHONPATH": str(ROOT), **env}
+        variables = {"TRACE": str(self.trace), "PYTHONPATH": RAY["PYTHONPATH"], **env}
         return json.dumps({"runtime_env": {"env_vars": variables}})
 
     def _read(self) -> None:

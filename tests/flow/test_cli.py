@@ -308,7 +308,6 @@ def test_a_terminal_shows_progress_and_ctrl_c_ends_it_well(place):
         screen.close()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("template", ["pipeline", "classifier"])
 def test_a_project_from_a_template_tests_serves_and_answers(template, place):
     if template == "classifier":

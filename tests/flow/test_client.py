@@ -90,7 +90,8 @@ async def test_cancelling_a_remote_call_stops_the_work(app, outer):
 async def test_an_interrupt_stops_the_work(app):
     """Ctrl-C in a script that waits for an answer: the server learns of it at once."""
     script = (
-        "import sys, time, servekit as sk\n"
+        "import signal, sys, time, servekit as sk\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's job may ignore it
         "client = sk.Client(sys.argv[1])\n"
         "try: client.call('far_wait', seconds=50)\n"
         "except KeyboardInterrupt: print('interrupted', flush=True); time.sleep(30)\n"

@@ -1,5 +1,6 @@
 """A Ray cluster for the tests of a file: several nodes on this machine, with GPUs that are only counted."""
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -33,10 +34,11 @@ def cluster() -> Iterator["Cluster"]:
 
 @pytest.fixture(scope="module", autouse=True)
 def apps_run_there(cluster: "Cluster") -> Iterator[None]:
-    """Have the apps of a file's tests run on it."""
-    harness.RAY.update(SERVEKIT_ENGINE="ray", SERVEKIT_RAY_ADDRESS=cluster.address)
+    """Have the apps of a file's tests run on it; the nodes that the file added go with it."""
+    harness.RAY.update(SERVEKIT_ENGINE="ray", SERVEKIT_RAY_ADDRESS=cluster.address, PYTHONPATH=PATH)
     yield
     harness.RAY.clear()
+    cluster.shrink()
 
 
 ENV = {
@@ -52,6 +54,17 @@ ENV = {
     "RAY_health_check_timeout_ms": "500",
     "RAY_health_check_failure_threshold": "3",
 }
+PATH = os.pathsep.join([str(harness.ROOT), str(Path(__file__).parent / "without")])
+"""Where they import from. Ray Serve imports pandas where there is one: a seventh of a replica's start."""
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PATH)
+        yield
+
+
 # Ray reads them once in a process, when the first test of whatever kind touches it.
 os.environ.update(ENV)
 
@@ -62,25 +75,33 @@ class Cluster:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster as Raylets
 
-        self._raylets = Raylets(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 4,
-                "num_gpus": 0,
-                "include_dashboard": False,
-                "labels": {"door": "yes"},
-            },
-        )
+        with _environment():
+            self._raylets = Raylets(
+                initialize_head=True,
+                head_node_args={
+                    "num_cpus": 4,
+                    "num_gpus": 0,
+                    "include_dashboard": False,
+                    "labels": {"door": "yes"},
+                },
+            )
         self.address = self._raylets.address
 
     def add(self, **given):
         """Start another node."""
-        node = self._raylets.add_node(num_cpus=2, **given)
+        with _environment():
+            node = self._raylets.add_node(num_cpus=2, **given)
         self._raylets.wait_for_nodes()
         return node
 
+    def shrink(self) -> None:
+        """End all nodes but the first."""
+        for node in self._raylets.list_all_nodes():
+            if node is not self._raylets.head_node:
+                self.kill(node)
+
     def size(self) -> int:
-        """Return the number of nodes; files that ran before may have left some."""
+        """Return the number of nodes."""
         return len(self._raylets.list_all_nodes())
 
     def kill(self, node) -> None:

@@ -1,5 +1,6 @@
 """Where replicas go, with GPUs that are only counted; and what is refused before anything starts."""
 
+import asyncio
 import sys
 import sysconfig
 import venv
@@ -55,15 +56,23 @@ async def test_the_example_of_stages(cluster, gpus):
     """As on a laptop: GPUs for those that ask, none for others, one stage in the root's process."""
     async with serving(str(ROOT / "examples/stages/app.py")) as app:
         places = {}
-        for _ in range(20):
+        pids = {}
+
+        async def search():
             answer = await app.post("/search", {"query": "a boat", "texts": ["a tree", "a boat"]})
             assert answer.status == 200, answer.body
             assert answer.json["texts"] == ["a boat", "a tree"]
-            places |= {(one["stage"], one["pid"]): one["devices"] for one in answer.json["places"]}
-        pids = {}
-        for stage, pid in places:
-            pids.setdefault(stage, set()).add(pid)
-        assert len(pids["Embed"]) == 2
+            places.update(
+                {(one["stage"], one["pid"]): one["devices"] for one in answer.json["places"]}
+            )
+
+        async def both_have_embedded():
+            await asyncio.gather(*(search() for _ in range(8)))
+            for stage, pid in places:
+                pids.setdefault(stage, set()).add(pid)
+            return len(pids["Embed"]) == 2
+
+        await until(both_have_embedded, "both replicas of Embed have answered")
         assert pids["Tokenize"] == pids["Search"]
         assert len(pids["Rank"] | pids["Search"]) == 2
         for (stage, _), devices in places.items():

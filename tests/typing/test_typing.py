@@ -14,8 +14,6 @@ DEMO = Path(__file__).with_name("demo.py")
 STUB_DEMO = Path(__file__).with_name("stub_demo.py")
 EVERYTHING = ROOT / "tests/flow/apps/everything.py"
 
-pytestmark = pytest.mark.timeout(300)  # a cold mypy reads all of numpy and pydantic
-
 
 def test_mypy_reports_the_marked_lines_only() -> None:
     _mypy_agrees(DEMO)

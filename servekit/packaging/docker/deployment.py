@@ -1,5 +1,6 @@
 """An app on a Docker engine: deploy, look, roll back, end. The engine's labels are all the state there is."""
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -101,29 +102,39 @@ class Deployment:
         self._hold_port(order)
         kept = [one for one in old if one.labels[REVISION] == order.revision and _runs(one)]
         leaving = [one for one in old if one not in kept]
+        serving = [one for one in leaving if _runs(one)]
+        stopped: list[Container] = []
         new: list[Container] = []
         try:
-            for number in self._numbers(order, kept):
+            for number in _numbers(order, old, order.replicas - len(kept)):
                 told(f"starting container {len(kept) + len(new) + 1} of {order.replicas}")
                 new.append(self._start(order, number, dict(secrets or {})))
                 self._until_ready(new[-1], timeout_s)
-                if len(leaving) + len(kept) + len(new) > order.replicas and leaving:
-                    told("ending an old one")
-                    self._end(leaving.pop(0), order)
+                if serving and len(serving) + len(kept) + len(new) > order.replicas:
+                    told("stopping an old one")
+                    stopped.append(serving.pop(0))
+                    stopped[-1].stop(timeout=order.stop_s)
         except BaseException:
-            for container in new:
-                container.remove(force=True)
+            told("going back to the old ones")
+            self._go_back(new, stopped, order, timeout_s)
             raise
         for container in [*leaving, *kept[order.replicas :]]:
             told("ending an old one")
             self._end(container, order)
 
-    def _numbers(self, order: Order, kept: list["Container"]) -> list[int]:
-        """Return the numbers of the containers that are missing."""
-        taken = {int(container.labels[NUMBER]) for container in kept}
-        missing = max(0, order.replicas - len(kept))
-        free = (number for number in range(1, order.replicas + len(kept) + 1))
-        return [number for number in free if number not in taken][:missing]
+    def _go_back(
+        self, new: list["Container"], stopped: list["Container"], order: Order, timeout_s: float
+    ) -> None:
+        """Have those that were stopped serve again, then let the new ones finish their calls."""
+        ready = [one for one in new if self._is_ready(one)]
+        for container in new:
+            if container not in ready:
+                container.remove(force=True)
+        for container in stopped:
+            container.start()
+            self._until_ready(container, timeout_s)
+        for container in ready:
+            self._end(container, order)
 
     def _hold_port(self, order: Order) -> None:
         from docker.errors import APIError, NotFound  # noqa: PLC0415
@@ -147,7 +158,6 @@ class Deployment:
         from docker.errors import APIError  # noqa: PLC0415
 
         given = app_container(order, number, secrets)
-        self._remove(given["name"])  # of a try that failed
         try:
             container = self._client.containers.create(**given)
             container.start()
@@ -235,6 +245,13 @@ class Deployment:
 
 def _order(container: "Container") -> Order:
     return msgspec.json.decode(container.labels[ORDER], type=Order)
+
+
+def _numbers(order: Order, old: list["Container"], missing: int) -> list[int]:
+    """Return the numbers of the containers to start; none has the name of one that is there."""
+    taken = {int(one.labels[NUMBER]) for one in old if one.labels[REVISION] == order.revision}
+    free = (number for number in itertools.count(1) if number not in taken)
+    return list(itertools.islice(free, max(0, missing)))
 
 
 def _runs(container: "Container") -> bool:
