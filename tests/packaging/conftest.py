@@ -122,9 +122,10 @@ def base(tmp_path_factory) -> Path:
     """Return a root filesystem with a Python, as there is no registry to have one from."""
     needs("mmdebstrap")
     tar = tmp_path_factory.mktemp("base") / "base.tar"
-    with_python = "--include=python3,python3-venv,ca-certificates,libgomp1"
+    with_python = "--include=base-files,python3,libgomp1,libstdc++6"
+    without = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale")]
     done = subprocess.run(
-        ["mmdebstrap", "--variant=minbase", with_python, "bookworm", tar],
+        ["mmdebstrap", "--variant=extract", with_python, *without, "bookworm", tar],
         env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"},
         capture_output=True,
         text=True,

@@ -141,7 +141,7 @@ class Callers:
         self.outcomes: Counter[str] = Counter()
 
     async def __aenter__(self):
-        self._tasks = [asyncio.create_task(self._call()) for _ in range(4)]
+        self._tasks = [asyncio.create_task(self._call()) for _ in range(2)]
         return self
 
     async def __aexit__(self, *_):
@@ -163,7 +163,7 @@ class Callers:
                 finally:
                     writer.close()
                 self.outcomes[line[9:12].decode()] += 1
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
                 await writer.wait_closed()
             except OSError as error:
                 self.outcomes[repr(error)] += 1
