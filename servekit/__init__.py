@@ -35,6 +35,7 @@ from servekit.spec.file import File
 from servekit.spec.graph import depends, ref
 from servekit.spec.item import Item, ItemError
 from servekit.spec.lifecycle import live, on_build, ready, reconfigure, setup, teardown, warmup
+from servekit.spec.model import model
 from servekit.spec.mount import mount_asgi
 from servekit.spec.policy import Autoscale, Limits, Placement
 from servekit.spec.promise import promise
@@ -69,6 +70,7 @@ __all__ = [
     "job",
     "live",
     "local",
+    "model",
     "mount_asgi",
     "on_build",
     "promise",

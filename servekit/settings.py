@@ -170,6 +170,9 @@ class Settings:
             owner alone, when an app has tasks. Not on a network file system.
         cache_dir: Where bundles, environments and models are kept, all of which can be had again;
             `$XDG_CACHE_HOME/servekit` or `$HOME/.cache/servekit` when not set.
+        models_dir: Where models are kept that are fetched; None is in `cache_dir`.
+        bundle_dir: The bundle that runs, set by what runs it: its models are looked at first.
+        offline: Fetch no models.
         runtime_dir: Where private directories for unix sockets are made; `$XDG_RUNTIME_DIR`,
             `$TMPDIR` or `/tmp` when not set.
         gpus: GPUs to act as if this machine had; None asks the driver.
@@ -212,6 +215,9 @@ class Settings:
     handover_dir: Path | None = _setting(None, _path)  # noqa: RUF009
     jobs_dir: Path = _setting(Path(".servekit"), _path)  # noqa: RUF009
     cache_dir: Path = _setting(Path(".servekit/cache"), _path)  # noqa: RUF009
+    models_dir: Path | None = _setting(None, _path)  # noqa: RUF009
+    bundle_dir: Path | None = _setting(None, _path)  # noqa: RUF009
+    offline: bool = _setting(default=False, parse=_flag)
     runtime_dir: Path = _setting(Path("/tmp"), _directory)  # noqa: RUF009, S108
     gpus: int | None = _setting(None, _whole(0, 1024))
     cuda_visible_devices: str | None = _setting(None, _text, "CUDA_VISIBLE_DEVICES")

@@ -116,6 +116,7 @@ def bundle_of(
     from servekit.packaging.build import build as built  # noqa: PLC0415
     from servekit.packaging.bundle import is_bundle, read  # noqa: PLC0415
     from servekit.packaging.lock import Options  # noqa: PLC0415
+    from servekit.store.store import Store  # noqa: PLC0415
 
     if is_bundle(app):
         return read(Path(app), settings.cache_dir / "bundles")
@@ -123,6 +124,7 @@ def bundle_of(
         target=app,
         cwd=Path.cwd(),
         cache=settings.cache_dir,
+        models=Store.of(settings),
         name=name,
         lock=Options(
             index=index,

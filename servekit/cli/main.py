@@ -32,6 +32,7 @@ _VERBS: Final = {
     "logs": ("deploy", "servekit logs --app Search --follow"),
     "delete": ("deploy", "servekit delete --app Search"),
     "doctor": ("doctor", "servekit doctor"),
+    "models": ("models", "servekit models list"),
     "jobs": ("jobs", "servekit jobs list --status failed"),
     "keys": ("keys", "servekit keys add team-a --file keys.toml"),
 }

@@ -147,6 +147,7 @@ class _Graph:
             cls=type(found.name, (), {}),
             endpoints={name: _of_fake(fake, task) for name, task in tasks.items()},
             dependencies={},
+            models={},
             hooks={},
             args={},
         )

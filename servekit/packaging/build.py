@@ -23,10 +23,11 @@ from servekit.packaging.declared import image_of
 from servekit.packaging.environment import environment
 from servekit.packaging.lock import Lock
 from servekit.packaging.manifest import Manifest
-from servekit.packaging.project import Project
+from servekit.packaging.project import IGNORE, Project
 from servekit.spec.app import AppSpec
 from servekit.spec.container import Image
 from servekit.spec.target import split
+from servekit.store.store import Store
 from servekit.version import __version__
 
 _THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -42,6 +43,7 @@ class Request:
         cache: Folder for bundles and environments.
         name: Of the bundle; "" is the root service's.
         lock: How dependencies are resolved.
+        models: Where models are had from.
         allowed: Patterns of files that may look as if they had secrets.
         import_here: Import the app where servekit runs, and not in an environment of its own.
         told: Called with each step as it begins.
@@ -50,6 +52,7 @@ class Request:
     target: str
     cwd: Path
     cache: Path
+    models: Store
     name: str = ""
     lock: locks.Options = field(default_factory=locks.Options)
     allowed: tuple[str, ...] = ()
@@ -87,10 +90,11 @@ def build(request: Request) -> Bundle:
             interpreter = environment(folder / m.LOCK, python=python, cache=environments)
         request.told("describing the app")
         app = _described(project, folder / m.CODE, interpreter, locked, image)
+        models = _models(app, folder, request)
         request.told("writing the bundle")
         name = request.name or app.root.lower()
         (folder / m.OPENAPI).write_bytes(_openapi(app))
-        (folder / m.SBOM).write_bytes(sbom.document(name, locked, {}))
+        (folder / m.SBOM).write_bytes(sbom.document(name, locked, models))
         manifest = Manifest(
             name=name,
             target=project.target,
@@ -120,6 +124,22 @@ def _copy(root: Path, files: Iterable[PurePosixPath], into: Path) -> None:
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / file, there)
         there.chmod(0o755 if (root / file).stat().st_mode & 0o100 else 0o644)
+
+
+def _models(app: AppSpec, folder: Path, request: Request) -> dict[str, str]:
+    """Put the models into a bundle; returns their digests, by where they are from."""
+    digests: dict[str, str] = {}
+    for service in app.everything().values():
+        for attribute, spec in service.models.items():
+            if spec.scheme:
+                request.told(f"adding {spec.title}")
+                digests[spec.title] = request.models.export(spec, folder / m.MODELS).digest
+            elif Path(spec.source).is_absolute() or not (folder / m.CODE / spec.source).exists():
+                raise ConfigError(
+                    f"{service.name}.{attribute}: {spec.source} is not in the bundle: it is outside "
+                    f"of the project, is not there, or is left out; see {IGNORE} and Image.include"
+                )
+    return digests
 
 
 def _write_lock(locked: Lock, folder: Path, python: str) -> None:

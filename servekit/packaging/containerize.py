@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from servekit.errors import ConfigError
 from servekit.packaging import manifest as m
@@ -39,9 +39,11 @@ _VARIABLES = {
     "ORT_DISABLE_TELEMETRY": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
+    "SERVEKIT_BUNDLE_DIR": HOME,
     "SERVEKIT_HOST": "0.0.0.0",  # noqa: S104
     "SERVEKIT_JOBS_DIR": "/tmp/servekit-jobs",  # noqa: S108
     "SERVEKIT_LOG_FORMAT": "json",
+    "SERVEKIT_OFFLINE": "true",
     "SERVEKIT_PORT": str(PORT),
     "SERVEKIT_RUNTIME_DIR": "/tmp",  # noqa: S108
 }
@@ -116,8 +118,8 @@ def containerize(
         return [*walk(folder, ENVIRONMENT[1:]), *_environment(python, manifest.python)]
 
     add("dependencies", dependencies)
-    if any(path.startswith(f"{m.MODELS}/") for path in manifest.files):
-        add("models", lambda: [*_files(bundle, of_models=True)])
+    if models := [*_files(bundle, of_models=True)]:
+        add("models", lambda: models)
     add("code", lambda: _code(bundle, interpreter))
     image = assemble(base, found, _changes(bundle), epoch=epoch)
     return Containerized(image, tuple(steps))
@@ -163,8 +165,19 @@ def _environment(python: str, version: str) -> Iterator[Entry]:
 
 
 def _files(bundle: Bundle, *, of_models: bool) -> Iterator[Entry]:
+    services = bundle.manifest.app.everything().values()
+    models = [
+        PurePosixPath(m.MODELS),
+        *(
+            PurePosixPath(m.CODE, model.source)
+            for service in services
+            for model in service.models.values()
+            if not model.scheme
+        ),
+    ]
     for path, file in bundle.manifest.files.items():
-        if path.startswith("wheels/") or path.startswith(f"{m.MODELS}/") != of_models:
+        is_model = any(PurePosixPath(path).is_relative_to(model) for model in models)
+        if path.startswith("wheels/") or is_model != of_models:
             continue
         yield Entry.file(
             f"{HOME[1:]}/{path}",
@@ -179,7 +192,7 @@ def _code(bundle: Bundle, interpreter: Path) -> list[Entry]:
     code = f"{HOME}/{m.CODE}"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / m.CODE
-        shutil.copytree(bundle.folder / m.CODE, folder)
+        shutil.copytree(bundle.folder / m.CODE, folder, ignore=_but_modules)
         compile_all(folder, code, interpreter)
         bytecode = [
             Entry.file(f"{code[1:]}/{path.relative_to(folder)}", path.read_bytes())
@@ -188,6 +201,10 @@ def _code(bundle: Bundle, interpreter: Path) -> list[Entry]:
     manifest = Entry.file(f"{HOME[1:]}/{m.NAME}", bundle.manifest.to_json())
     doors = Entry.directory(DOORS[1:], shared=True)
     return [manifest, doors, *_files(bundle, of_models=False), *bytecode]
+
+
+def _but_modules(folder: str, names: list[str]) -> list[str]:
+    return [n for n in names if not n.endswith(".py") and not Path(folder, n).is_dir()]
 
 
 def _changes(bundle: Bundle) -> Changes:

@@ -41,6 +41,7 @@ def enter(bundle: Bundle, words: Sequence[str], settings: Settings) -> NoReturn:
         **os.environ,
         "SERVEKIT_CACHE_DIR": str(settings.cache_dir.absolute()),
         "SERVEKIT_JOBS_DIR": str(settings.jobs_dir.absolute()),
+        "SERVEKIT_BUNDLE_DIR": str(bundle.folder.absolute()),
         "PYTHONPYCACHEPREFIX": str(settings.cache_dir.absolute() / "bytecode"),
         "PYTHONNOUSERSITE": "1",
     }

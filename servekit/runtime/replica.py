@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from servekit.core.call import EMPTY, Call, Handler, Load, Reply, now
@@ -15,6 +16,7 @@ from servekit.core.context import CURRENT, RequestContext
 from servekit.errors import (
     BadRequest,
     CallError,
+    ConfigError,
     NotFound,
     SetupError,
     UnsupportedMedia,
@@ -34,6 +36,7 @@ from servekit.runtime.promise import fulfil
 from servekit.runtime.slots import Slots
 from servekit.runtime.task import Task
 from servekit.runtime.threads import Threads
+from servekit.settings import Settings
 from servekit.spec.app import ServiceSpec
 from servekit.spec.definition import (
     EndpointDefinition,
@@ -42,6 +45,7 @@ from servekit.spec.definition import (
     ServiceDefinition,
     parameters,
 )
+from servekit.spec.model import Model
 from servekit.spec.place import place
 
 State = Literal["loading", "warming", "ready", "draining", "stopped"]
@@ -105,7 +109,7 @@ class Replica:
     # -- life --------------------------------------------------------------------------------
 
     async def start(self, dependencies: Mapping[str, object]) -> None:
-        """Construct the service, run its set-up and warm-up hooks, and become ready.
+        """Have its models here, construct the service, run its set-up and warm-up hooks, and become ready.
 
         `__init__` and sync hooks run on this thread, as libraries with signal handlers and
         thread-bound contexts expect.
@@ -114,12 +118,14 @@ class Replica:
             dependencies: Handles by attribute; there before `__init__` runs.
 
         Raises:
-            SetupError: User code raised; chained to its exception.
+            SetupError: User code raised, chained to its exception; or a model can't be had.
         """
         instance: Any = object.__new__(cast("type[Any]", self._definition.cls))
         self._instance = instance
         for attribute, handle in dependencies.items():
             setattr(instance, attribute, handle)
+        for attribute, model in self._definition.models.items():
+            setattr(instance, attribute, await self._path(model))
         try:
             instance.__init__(**self._spec.args)
             await self._run_hooks("setup")
@@ -136,6 +142,16 @@ class Replica:
         if self._go_on("ready"):
             for task in self._tasks:
                 task.worker.start()
+
+    async def _path(self, model: Model) -> Path:
+        """Return where a model's files are; elsewhere than on the loop, as it may be fetched."""
+        from servekit.store.store import Store  # noqa: PLC0415
+
+        try:
+            store = Store.of(Settings.load())
+            return await asyncio.to_thread(store.path, model.spec, model.base)
+        except ConfigError as error:
+            raise SetupError(f"{model.where}: {error}") from None
 
     def _go_on(self, state: State) -> bool:
         """Enter a state of the way up, unless it was told to leave meanwhile."""

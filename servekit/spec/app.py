@@ -12,6 +12,7 @@ import msgspec
 
 from servekit.errors import NotFound, suggest
 from servekit.spec.container import Image
+from servekit.spec.model import ModelSpec
 from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Placement, Resources, TaskPolicy
 from servekit.spec.raw import Form
 
@@ -112,6 +113,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         placement: Where on a cluster its processes may be.
         args: Keyword arguments of the constructor; JSON values.
         tunable: Names of those that a running replica takes other values of.
+        models: Files of models, by attribute.
         version: Label of this version of the service.
         code: Digest of the source that it runs.
         beside: The services that live in its process, dependencies first; theirs are in it, too.
@@ -127,6 +129,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     args: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     tunable: tuple[str, ...] = ()
+    models: dict[str, ModelSpec] = msgspec.field(default_factory=dict[str, ModelSpec])
     version: str = "1"
     code: str = ""
     doc: str = ""

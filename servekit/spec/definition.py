@@ -15,6 +15,7 @@ from servekit.errors import SpecError, suggest
 from servekit.spec.app import Kind
 from servekit.spec.container import Image
 from servekit.spec.item import Item
+from servekit.spec.model import Model
 from servekit.spec.place import place
 from servekit.spec.policy import Autoscale, BatchPolicy, Limits, Placement, Resources, TaskPolicy
 
@@ -160,6 +161,7 @@ class ServiceDefinition:
         endpoints: By name, base classes first.
         mounts: By name, base classes first.
         dependencies: By attribute, base classes first.
+        models: By attribute, base classes first.
         hooks: Functions that take the instance, by kind, in the order in which they run.
     """
 
@@ -177,6 +179,7 @@ class ServiceDefinition:
     endpoints: Mapping[str, EndpointDefinition]
     mounts: Mapping[str, MountDefinition]
     dependencies: Mapping[str, DependencyDefinition]
+    models: Mapping[str, Model]
     hooks: Mapping[HookKind, tuple[Callable[..., Any], ...]]
 
     def __post_init__(self) -> None:

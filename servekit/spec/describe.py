@@ -70,6 +70,7 @@ def _service(service: ServiceDefinition, sources: Sources) -> ServiceSpec:
         env=dict(service.env),
         args=dict(service.args),
         tunable=service.tunable,
+        models={name: model.located() for name, model in service.models.items()},
         version=service.version,
         code=_code(service, sources),
         doc=inspect.cleandoc(service.cls.__doc__ or ""),

@@ -18,6 +18,7 @@ from servekit.spec.definition import (
 from servekit.spec.descriptor import EndpointDescriptor
 from servekit.spec.graph import Dependency
 from servekit.spec.lifecycle import hook_of
+from servekit.spec.model import Model
 from servekit.spec.mount import mount_of
 from servekit.spec.place import at, place
 from servekit.spec.policy import Autoscale, Limits, Placement, Resources
@@ -111,6 +112,7 @@ def service(
                 for attribute, value in members.items()
                 if isinstance(value, Dependency)
             },
+            models={name: value for name, value in members.items() if isinstance(value, Model)},
             hooks=_hooks(members),
         )
         setattr(cls, ATTRIBUTE, found)

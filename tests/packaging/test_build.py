@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+import http.server
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -22,10 +24,58 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
+WEIGHTS = b"weights"
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    """Has one file."""
+
+    asked = 0
+
+    def do_GET(self):
+        Web.asked += 1
+        self.send_response(200)
+        self.send_header("content-length", str(len(WEIGHTS)))
+        self.end_headers()
+        self.wfile.write(WEIGHTS)
+
+    def log_message(self, *_):
+        pass
+
+
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def web():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/weights.bin"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory, web):
     """A project from a template, whose dependencies are resolved, and not installed in ours."""
-    return create("wave", Template.PIPELINE, tmp_path_factory.mktemp("project"))
+    return with_models(tmp_path_factory.mktemp("project"), web)
+
+
+def with_models(folder: Path, url: str) -> Path:
+    """Return a new project whose root service has two models: one of the project, one from `url`."""
+    made = create("wave", Template.PIPELINE, folder)
+    (made / "names.txt").write_text("sine")
+    sha256 = hashlib.sha256(WEIGHTS).hexdigest()
+    app = (made / "app.py").read_text()
+    edge = "    shapes = sk.depends(Shapes)\n"
+    models = (
+        '    names = sk.model("names.txt")\n'
+        f'    weights = sk.model("{url}", sha256="{sha256}")\n\n'
+        "    def __init__(self):\n"
+        "        assert self.names.read_text() == 'sine'\n"
+        "        assert self.weights.read_bytes() == b'weights'\n"
+    )
+    assert edge in app
+    (made / "app.py").write_text(app.replace(edge, edge + models))
+    return made
 
 
 def command(*words: str, cwd: Path, cache: Path, fails: bool = False) -> str:
@@ -50,9 +100,9 @@ def built(project, cache):
     return project / "wave.bundle"
 
 
-def test_two_builds_have_the_same_bytes(project, built, cache, tmp_path):
+def test_two_builds_have_the_same_bytes(built, cache, tmp_path, web):
     """Of two copies of a project in different folders, with other times, and another cache."""
-    other = create("wave", Template.PIPELINE, tmp_path)
+    other = with_models(tmp_path, web)
     command("build", "app.py", "-o", "again.bundle", cwd=other, cache=tmp_path / "cache")
     digests = [hashlib.sha256(f.read_bytes()) for f in (built, other / "again.bundle")]
     assert digests[0].digest() == digests[1].digest()
@@ -70,17 +120,26 @@ def test_what_is_in_it(built, cache):
     sbom = msgspec.json.decode((bundle.folder / "sbom.cdx.json").read_bytes())
     names = {component["name"] for component in sbom["components"]}
     assert {"numpy", "servekit", "uvicorn"} <= names
+    models = [c for c in sbom["components"] if c["type"] == "machine-learning-model"]
+    assert [model["hashes"][0]["content"] for model in models] == [sha256(WEIGHTS)]
+    assert files["code/names.txt"].sha256 == sha256(b"sine")
+    assert sha256(WEIGHTS) in [f.sha256 for name, f in files.items() if name.startswith("models/")]
     told = command("inspect", str(built), cwd=built.parent, cache=cache)
     assert f"sha256:{bundle.digest}" in told
     whole = command("inspect", str(built), "--json", cwd=built.parent, cache=cache)
     assert msgspec.json.decode(whole) == msgspec.json.decode(bundle.manifest.to_json())
 
 
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 async def test_it_serves_elsewhere(built, cache, tmp_path):
-    """In an environment of its own, from any folder, and writes nothing into the bundle."""
+    """In an environment of its own, from any folder, with its models, and writes nothing into it."""
+    asked = Web.asked
     moved = tmp_path / "moved.bundle"
     moved.write_bytes(built.read_bytes())
-    env = {"SERVEKIT_CACHE_DIR": str(cache)}
+    env = {"SERVEKIT_CACHE_DIR": str(cache), "SERVEKIT_MODELS_DIR": str(tmp_path / "models")}
     async with serving(str(moved), env=env) as app:
         sample = (Path(__file__).parents[2] / "templates/pipeline/sample.json").read_bytes()
         answer = await app.call(
@@ -93,6 +152,7 @@ async def test_it_serves_elsewhere(built, cache, tmp_path):
                 str(cache / "environments") in os.readlink(f"/proc/{pid}/cwd")
                 or str(cache / "environments") in Path(f"/proc/{pid}/cmdline").read_text()
             )
+    assert Web.asked == asked
     await asyncio.to_thread(read(moved, cache / "bundles").verify)
 
 
@@ -101,6 +161,10 @@ def test_what_would_not_run_elsewhere(project, cache, tmp_path):
     app = (project / "app.py").read_text()
     folder = create("other", Template.PIPELINE, tmp_path)
     cases = {
+        "Waves.w: nowhere.bin is not in the bundle": (
+            "app.py",
+            app.replace("    names =", "    w = sk.model('nowhere.bin')\n    names ="),
+        ),
         "the bundle's own environment": ("app.py", "import magika\n" + app),
         "config.py:1: a token of GitHub": ("config.py", f"X = 'ghp_{'a1' * 18}'\n"),
         "Image.run('apt-get update'): there is no shell": (

@@ -23,6 +23,7 @@ VERBS = [
     "logs",
     "delete",
     "doctor",
+    "models",
     "jobs",
     "keys",
 ]

@@ -12,7 +12,7 @@ import servekit
 NAMES = {
     "__version__", "errors",
     # declare
-    "service", "endpoint", "batched", "task", "depends", "ref",
+    "service", "endpoint", "batched", "task", "depends", "ref", "model",
     "mount_asgi", "on_build", "setup", "warmup", "ready", "reconfigure", "live", "teardown",
     # types and settings
     "Array", "Autoscale", "File", "Image", "Item", "ItemError", "Limits", "Placement",

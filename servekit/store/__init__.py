@@ -1,0 +1,1 @@
+"""Models on this machine: fetched once, known by their content."""
