@@ -141,18 +141,25 @@ def bundle_of(
 
 def _written(bundle: "Bundle", output: Path | None, tag: str) -> Path:
     """Put a bundle where it is wanted; returns where that is."""
-    import shutil  # noqa: PLC0415
-
     from servekit.packaging.bundle import SUFFIX  # noqa: PLC0415
 
     title = f"{bundle.manifest.name}-{tag}" if tag else bundle.title
     path = output or Path("dist") / f"{title}{SUFFIX}"
+    put(bundle, path)
+    return path
+
+
+def put(bundle: "Bundle", path: Path) -> None:
+    """Write a bundle as a file, or, to a path with another suffix, as a folder."""
+    import shutil  # noqa: PLC0415
+
+    from servekit.packaging.bundle import SUFFIX  # noqa: PLC0415
+
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == SUFFIX:
         bundle.pack(path)
     else:
         shutil.copytree(bundle.folder, path)
-    return path
 
 
 def _facts(manifest: "Manifest") -> list[Line]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from servekit.packaging.oci.documents import Platform
     from servekit.packaging.oci.image import Image
     from servekit.packaging.oci.reference import Reference
-    from servekit.packaging.oci.registry import Registry
 
 Base = Annotated[
     str,
@@ -117,6 +116,7 @@ def image_of(bundle: "Bundle", base: str, settings: Settings, steps: Steps) -> "
 def _base(base: str, blobs: "Blobs", platform: "Platform") -> "Image":
     from servekit.packaging.oci.base import open_base  # noqa: PLC0415
     from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
+    from servekit.packaging.oci.registry import Registry  # noqa: PLC0415
     from servekit.packaging.oci.transfer import pull_image  # noqa: PLC0415
 
     if not base:
@@ -127,16 +127,7 @@ def _base(base: str, blobs: "Blobs", platform: "Platform") -> "Image":
     if Path(base).exists():
         return open_base(Path(base), blobs, platform=platform)
     reference = Reference.parse(base)
-    return pull_image(_registry(reference), reference, blobs, platform=platform)
-
-
-def _registry(reference: "Reference") -> "Registry":
-    """Connect to a registry as who `docker login` says we are."""
-    from servekit.packaging.oci.credentials import docker_credentials  # noqa: PLC0415
-    from servekit.packaging.oci.registry import Registry  # noqa: PLC0415
-
-    config = Path.home() / ".docker" / "config.json"
-    return Registry(reference.registry, credentials=docker_credentials(config, reference.registry))
+    return pull_image(Registry.logged_in(reference.registry), reference, blobs, platform=platform)
 
 
 def _delivered(
@@ -149,11 +140,12 @@ def _delivered(
 ) -> str:
     """Put an image where it is wanted; returns where that is."""
     from servekit.packaging.oci.layout import write_folder, write_tar  # noqa: PLC0415
+    from servekit.packaging.oci.registry import Registry  # noqa: PLC0415
     from servekit.packaging.oci.transfer import push_image  # noqa: PLC0415
 
     if target is not None:
         steps.step(f"sending it to {target.registry}")
-        with _registry(target) as registry:
+        with Registry.logged_in(target.registry) as registry:
             push_image(registry, target, image, progress=steps.progress)
         if output is None:
             return str(target)

@@ -26,6 +26,8 @@ _VERBS: Final = {
     "scale": ("scale", "servekit scale Embedder=3 --wait"),
     "build": ("build", "servekit build app:Search"),
     "inspect": ("build", "servekit inspect dist/search-3fa9c1d2e4b5.bundle"),
+    "push": ("share", "servekit push search.bundle oci://registry.example.com/search:1"),
+    "pull": ("share", "servekit pull oci://registry.example.com/search:1"),
     "containerize": ("containerize", "servekit containerize app:Search --base base.tar"),
     "deploy": ("deploy", "servekit deploy app:Search --target ray --ray-address auto"),
     "rollback": ("deploy", "servekit rollback --app Search"),

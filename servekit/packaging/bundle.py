@@ -11,7 +11,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -76,8 +76,12 @@ class Bundle:
         if left:
             raise ConfigError(f"{self.folder}: {next(iter(left))} is missing")
 
-    def pack(self, file: Path) -> None:
+    def pack(self, file: Path, *, without: Collection[str] = ()) -> None:
         """Write it as one file.
+
+        Args:
+            file: Where.
+            without: Files that go another way, and are `beside` it for who reads it.
 
         Raises:
             OSError: That can't be written.
@@ -86,6 +90,8 @@ class Bundle:
             try:
                 with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as packed:
                     for name in (m.NAME, *self.manifest.files):
+                        if name in without:
+                            continue
                         path = self.folder / name
                         member = tarfile.TarInfo(name)
                         member.size = path.stat().st_size
@@ -105,12 +111,16 @@ def is_bundle(path: str) -> bool:
     return path.endswith(SUFFIX) or (Path(path) / m.NAME).is_file()
 
 
-def read(path: Path, cache: Path) -> Bundle:
+def read(
+    path: Path, cache: Path, *, beside: Mapping[str, Path] | None = None, where: str = ""
+) -> Bundle:
     """Return a bundle that somebody gives, verified.
 
     Args:
         path: Its folder or file.
         cache: Where files are unpacked, each bundle once.
+        beside: Files that it was packed without, by SHA-256.
+        where: What errors call it; "" is `path`.
 
     Raises:
         ConfigError: It is no bundle, or not all of it is as its manifest says.
@@ -121,7 +131,7 @@ def read(path: Path, cache: Path) -> Bundle:
         return bundle
     try:
         with path.open("rb") as opened:
-            return _unpack(opened, str(path), cache)
+            return _unpack(opened, where or str(path), cache, beside or {})
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
@@ -162,7 +172,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in names)
 
 
-def _unpack(opened: IO[bytes], where: str, cache: Path) -> Bundle:
+def _unpack(opened: IO[bytes], where: str, cache: Path, beside: Mapping[str, Path]) -> Bundle:
     try:
         with tarfile.open(fileobj=opened, mode="r:") as packed:
             manifest = _manifest(packed, where)
@@ -172,7 +182,7 @@ def _unpack(opened: IO[bytes], where: str, cache: Path) -> Bundle:
             cache.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(dir=cache, prefix=".unpacking-"))
             try:
-                _members(packed, manifest, where, made)
+                _members(packed, manifest, where, made, beside)
                 return keep(made, manifest, cache)
             finally:
                 shutil.rmtree(made, ignore_errors=True)
@@ -196,22 +206,22 @@ def _manifest(packed: tarfile.TarFile, where: str) -> Manifest:
     return manifest
 
 
-def _members(packed: tarfile.TarFile, manifest: Manifest, where: str, folder: Path) -> None:
+def _members(
+    packed: tarfile.TarFile,
+    manifest: Manifest,
+    where: str,
+    folder: Path,
+    beside: Mapping[str, Path],
+) -> None:
     for name, wanted in manifest.files.items():
-        member = packed.next()
-        if (
-            member is None
-            or (member.name, member.size) != (name, wanted.size)
-            or not member.isreg()
-        ):
-            found = "its end" if member is None else repr(member.name)
-            raise ConfigError(f"{where}: has {found} where its manifest has {name!r}")
-        content = packed.extractfile(member)
-        assert content is not None
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        with path.open("xb") as written:
+        if wanted.sha256 in beside:
+            source: IO[bytes] = beside[wanted.sha256].open("rb")
+        else:
+            source = _next(packed, name, wanted, where)
+        with source as content, path.open("xb") as written:
             while chunk := content.read(_CHUNK):
                 digest.update(chunk)
                 written.write(chunk)
@@ -220,3 +230,14 @@ def _members(packed: tarfile.TarFile, manifest: Manifest, where: str, folder: Pa
         path.chmod(0o755 if wanted.executable else 0o644)
     if packed.next() is not None:
         raise ConfigError(f"{where}: has more than its manifest names")
+
+
+def _next(packed: tarfile.TarFile, name: str, wanted: File, where: str) -> IO[bytes]:
+    """Return the content of the next member, which must be this file."""
+    member = packed.next()
+    if member is None or (member.name, member.size) != (name, wanted.size) or not member.isreg():
+        found = "its end" if member is None else repr(member.name)
+        raise ConfigError(f"{where}: has {found} where its manifest has {name!r}")
+    content = packed.extractfile(member)
+    assert content is not None
+    return content

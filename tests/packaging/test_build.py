@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-WEIGHTS = b"weights"
+WEIGHTS = b"weights" * 200_000
 
 
 class Web(http.server.BaseHTTPRequestHandler):
@@ -71,7 +72,7 @@ def with_models(folder: Path, url: str) -> Path:
         f'    weights = sk.model("{url}", sha256="{sha256}")\n\n'
         "    def __init__(self):\n"
         "        assert self.names.read_text() == 'sine'\n"
-        "        assert self.weights.read_bytes() == b'weights'\n"
+        "        assert self.weights.read_bytes() == b'weights' * 200_000\n"
     )
     assert edge in app
     (made / "app.py").write_text(app.replace(edge, edge + models))
@@ -154,6 +155,39 @@ async def test_it_serves_elsewhere(built, cache, tmp_path):
             )
     assert Web.asked == asked
     await asyncio.to_thread(read(moved, cache / "bundles").verify)
+
+
+def test_it_goes_through_a_registry(built, cache, registry, tmp_path):
+    """Its model is a blob of its own, which a later push finds there."""
+    bundle = read(built, cache / "bundles")
+    place = f"oci://{registry}/team/wave"
+    told = command("push", str(built), f"{place}:1", cwd=tmp_path, cache=cache)
+    assert told.startswith(f"sent {place}:1")
+    digest = told.splitlines()[-1].strip()
+    other = tmp_path / "cache"
+    told = command("pull", f"{place}@{digest}", "-o", "got.bundle", cwd=tmp_path, cache=other)
+    assert f"sha256:{bundle.digest}" in told
+    assert (tmp_path / "got.bundle").read_bytes() == built.read_bytes()
+    blob = f"http://{registry}/v2/team/wave/blobs/sha256:{sha256(WEIGHTS)}"
+    with urllib.request.urlopen(blob, timeout=10) as answer:
+        assert answer.read() == WEIGHTS
+    again = command("push", str(tmp_path / "got.bundle"), f"{place}:2", cwd=tmp_path, cache=other)
+    assert again.splitlines()[-1].strip() == digest
+    refused = command("pull", f"{place}:3", cwd=tmp_path, cache=other, fails=True)
+    assert "has no team/wave 3" in refused
+
+
+def test_it_goes_through_a_folder(built, cache, tmp_path):
+    command("push", str(built), "shared", cwd=tmp_path, cache=cache)
+    [shared] = (tmp_path / "shared").iterdir()
+    command("pull", str(shared), "-o", "folder", cwd=tmp_path, cache=cache)
+    assert read(tmp_path / "folder", cache).digest == read(built, cache / "bundles").digest
+    with shared.open("r+b") as broken:
+        broken.seek(-3000, 2)
+        broken.write(b"\xff" * 2000)
+    told = command("pull", str(shared), cwd=tmp_path, cache=tmp_path / "cache", fails=True)
+    assert told.startswith("error: ")
+    assert not [*tmp_path.glob("*.bundle")]
 
 
 def test_what_would_not_run_elsewhere(project, cache, tmp_path):

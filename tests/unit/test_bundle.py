@@ -41,6 +41,20 @@ def write(folder: Path) -> Manifest:
     return manifest
 
 
+def test_files_that_go_another_way(bundle, tmp_path):
+    """They are compared with the manifest all the same."""
+    file = tmp_path / "small.bundle"
+    bundle.pack(file, without={"code/app.py"})
+    with pytest.raises(ConfigError, match="has 'code/run' where its manifest has 'code/app.py'"):
+        read(file, tmp_path / "cache")
+    digest = bundle.manifest.files["code/app.py"].sha256
+    (tmp_path / "wrong").write_bytes(b"x = 2\n")
+    with pytest.raises(ConfigError, match="^there: code/app.py is not the file"):
+        read(file, tmp_path / "cache", beside={digest: tmp_path / "wrong"}, where="there")
+    right = {digest: bundle.folder / "code/app.py"}
+    assert read(file, tmp_path / "cache", beside=right).digest == bundle.digest
+
+
 @pytest.fixture
 def bundle(tmp_path):
     made = make(tmp_path / "made", {"code/app.py": b"x = 1\n", "code/run": b"#!/bin/sh\n"})

@@ -17,6 +17,8 @@ VERBS = [
     "scale",
     "build",
     "inspect",
+    "push",
+    "pull",
     "containerize",
     "deploy",
     "rollback",

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from servekit.errors import ConfigError
 from servekit.packaging.oci.authorization import Scopes
 from servekit.packaging.oci.blobs import CHUNK, Blobs, Progress
-from servekit.packaging.oci.credentials import Credentials
+from servekit.packaging.oci.credentials import Credentials, docker_credentials
 from servekit.packaging.oci.documents import (
     INDEXES,
     MANIFESTS,
@@ -56,6 +56,12 @@ class Registry:
         self.host = host
         self._chunk_bytes = chunk_bytes
         self._session = Session(host, credentials=credentials, ca=ca, sleep=sleep)
+
+    @classmethod
+    def logged_in(cls, host: str) -> Self:
+        """Connect to a registry as who `docker login` says we are."""
+        config = Path.home() / ".docker" / "config.json"
+        return cls(host, credentials=docker_credentials(config, host))
 
     def __enter__(self) -> Self:
         return self
