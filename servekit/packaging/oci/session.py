@@ -144,7 +144,7 @@ class Session:
                     after = response.headers.get("retry-after", "")
                     raise Trouble(
                         f"it answers {response.status_code}",
-                        after_s=float(after) if after.isdigit() else 0.0,
+                        after_s=float(after) if after.isdecimal() else 0.0,
                     )
                 yield response
                 if not response.is_stream_consumed:
