@@ -215,6 +215,37 @@ def test_a_repository_of_a_hub(store, web, tmp_path):
     }
 
 
+def test_artifacts_of_mlflow(store, tmp_path):
+    """Logged and fetched by MLflow itself, without a server."""
+    script = (
+        "import sys, pathlib, mlflow, servekit as sk\n"
+        "from servekit.store.store import Store\n"
+        "home = pathlib.Path(sys.argv[1])\n"
+        "(home / 'm/deep').mkdir(parents=True)\n"
+        "(home / 'm/w.bin').write_bytes(b'w')\n"
+        "(home / 'm/deep/x.txt').write_bytes(b'x')\n"
+        "(home / 'm/deep/x.tmp').write_bytes(b'')\n"
+        "with mlflow.start_run() as run: mlflow.log_artifacts(str(home / 'm'), 'model')\n"
+        "spec = sk.model(f'runs:/{run.info.run_id}/model', exclude=['*.tmp']).spec\n"
+        "print(Store(home / 'models').path(spec, home))\n"
+        "try: Store(home / 'models').pull(sk.model('runs:/none/model').spec)\n"
+        "except sk.errors.ConfigError as error: print(error)\n"
+    )
+    uri = (tmp_path / "runs").as_uri()
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_FILE_STORE": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    path, error = done.stdout.splitlines()
+    found = {p.relative_to(path).as_posix() for p in Path(path).rglob("*") if p.is_file()}
+    assert found == {"w.bin", "deep/x.txt"}
+    assert error.startswith("runs:/none/model can't be fetched: ")
+
+
 def test_what_fsspec_knows(store, tmp_path):
     import fsspec
 
