@@ -11,9 +11,8 @@ import msgspec
 from servekit.core.background import loop_in_thread
 from servekit.errors import ConfigError
 from servekit.settings import Settings
-from servekit.spec.definition import definition
 from servekit.spec.describe import describe
-from servekit.spec.graph import ServiceRef
+from servekit.spec.graph import ServiceRef, definition_of
 from servekit.spec.own import OwnModules
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def deploy(
     found = Settings.load(**settings)
     own = OwnModules()
     app = describe(service, own)
-    root = service.definition if isinstance(service, ServiceRef) else definition(service)
+    root = definition_of(service)
     code = archive(map(str, own.files()), tuple(path or str(Path.cwd()) for path in sys.path))
     code = msgspec.structs.replace(code, classes=by_value(root))
     cluster.join(found.ray_address or "auto")

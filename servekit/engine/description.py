@@ -24,6 +24,7 @@ class Described(msgspec.Struct, frozen=True):
     Attributes:
         app: None when it can't be described.
         search_path: Folders that loading it put onto `sys.path`.
+        has_build_hooks: Some service has `@on_build`.
         sources: Files of the author's modules that it imported, or that its functions would.
         error: What is wrong, one line.
         trace: The user's exception, when it was one.
@@ -31,6 +32,7 @@ class Described(msgspec.Struct, frozen=True):
 
     app: AppSpec | None = None
     search_path: tuple[str, ...] = ()
+    has_build_hooks: bool = False
     sources: tuple[str, ...] = ()
     error: str = ""
     trace: str = ""
@@ -95,13 +97,16 @@ async def _read_all(fd: int) -> bytes:
 
 def _describe(target: str) -> Described:
     from servekit.spec.describe import describe  # noqa: PLC0415
+    from servekit.spec.graph import definition_of, topology  # noqa: PLC0415
     from servekit.spec.own import OwnModules  # noqa: PLC0415
     from servekit.spec.target import load  # noqa: PLC0415
 
     before = set(sys.path)
     own = OwnModules()
     try:
-        app = describe(load(target), own)
+        root = load(target)
+        app = describe(root, own)
+        hooks = any(service.hooks.get("on_build") for service in topology(definition_of(root)))
     except AuthorError as error:
         cause = error.__cause__
         trace = user_traceback(cause) if isinstance(error, SetupError) and cause else ""
@@ -111,6 +116,7 @@ def _describe(target: str) -> Described:
     return Described(
         app=app,
         search_path=tuple(path for path in sys.path if path not in before),
+        has_build_hooks=hooks,
         sources=tuple(map(str, own.files())),
     )
 

@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from servekit.engine.description import Described, describe_elsewhere
 from servekit.errors import ConfigError, SetupError
 from servekit.packaging import bundle as bundles
+from servekit.packaging import hooks, portable, sbom, secrets
 from servekit.packaging import lock as locks
 from servekit.packaging import manifest as m
-from servekit.packaging import portable, sbom, secrets
 from servekit.packaging.bundle import Bundle
 from servekit.packaging.declared import image_of
 from servekit.packaging.environment import environment
@@ -89,8 +89,13 @@ def build(request: Request) -> Bundle:
             environments = request.cache / "environments"
             interpreter = environment(folder / m.LOCK, python=python, cache=environments)
         request.told("describing the app")
-        app = _described(project, folder / m.CODE, interpreter, locked, image)
+        described = _described(project, folder / m.CODE, interpreter, locked, image)
+        app = described.app
+        assert app is not None
         models = _models(app, folder, request)
+        if described.has_build_hooks:
+            request.told("running the build hooks")
+            hooks.run(project.target, folder, interpreter)
         request.told("writing the bundle")
         name = request.name or app.root.lower()
         (folder / m.OPENAPI).write_bytes(_openapi(app))
@@ -152,7 +157,7 @@ def _write_lock(locked: Lock, folder: Path, python: str) -> None:
 
 def _described(
     project: Project, code: Path, interpreter: Path | None, locked: Lock, image: Image
-) -> AppSpec:
+) -> Described:
     described = _describe(project.target, code, interpreter, locked)
     assert described.app is not None
     portable.check(map(Path, described.sources), code)
@@ -161,7 +166,7 @@ def _described(
             f"{project.target}: the image that the module makes is not the one that stands there; "
             "write sk.Image(…) with literals in @sk.service(image=…) of the root service"
         )
-    return described.app
+    return described
 
 
 def _describe(target: str, code: Path, interpreter: Path | None, locked: Lock) -> Described:

@@ -18,8 +18,8 @@ from servekit.spec.app import (
 )
 from servekit.spec.colocation import processes
 from servekit.spec.container import Image
-from servekit.spec.definition import EndpointDefinition, ServiceDefinition, definition
-from servekit.spec.graph import ServiceRef, topology
+from servekit.spec.definition import EndpointDefinition, ServiceDefinition
+from servekit.spec.graph import ServiceRef, definition_of, topology
 from servekit.spec.own import OwnModules
 from servekit.spec.sources import Sources
 from servekit.spec.target import target_of
@@ -37,7 +37,7 @@ def describe(root: type | ServiceRef[Any], own: OwnModules | None = None) -> App
     Raises:
         SpecError: Something can't work as written; the message names the place and the fix.
     """
-    found = root.definition if isinstance(root, ServiceRef) else definition(root)
+    found = definition_of(root)
     if found.prefix is None:
         found = replace(found, prefix="")
     services = topology(found)

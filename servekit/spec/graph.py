@@ -195,12 +195,21 @@ def depends(
         SpecError: `target` is no service, or a value can't be used.
     """
     with at("sk.depends"):
-        found = target.definition if isinstance(target, ServiceRef) else definition(target)
+        found = definition_of(target)
         if timeout_s is not None and timeout_s <= 0:
             raise SpecError(f"timeout_s={timeout_s}; must be above 0, or None")
         if retries < 0:
             raise SpecError(f"retries={retries}; must be 0 or more")
     return Dependency(found, timeout_s, retries, colocate)
+
+
+def definition_of(service: type | ServiceRef[Any]) -> ServiceDefinition:
+    """Return the definition of a class, or of a ref to one.
+
+    Raises:
+        SpecError: It is no service.
+    """
+    return service.definition if isinstance(service, ServiceRef) else definition(service)
 
 
 def topology(root: ServiceDefinition) -> tuple[ServiceDefinition, ...]:

@@ -79,7 +79,11 @@ def teardown(fn: F, /) -> F:
 
 
 def on_build(fn: F, /) -> F:
-    """Run while the app is packaged, to fetch or compile what the image should contain."""
+    """Run in `servekit build`, to make files that the bundle should contain; may be async.
+
+    It runs in the bundle's code and environment, on an object whose `__init__` has not run, and which
+    has its models. What it writes beside its module goes along.
+    """
     return _tag(fn, Hook("on_build"))
 
 

@@ -70,12 +70,19 @@ def with_models(folder: Path, url: str) -> Path:
     models = (
         '    names = sk.model("names.txt")\n'
         f'    weights = sk.model("{url}", sha256="{sha256}")\n\n'
+        "    @sk.on_build\n"
+        "    async def prepare(self):\n"
+        "        made.write_bytes(self.weights.read_bytes()[:3])\n"
         "    def __init__(self):\n"
+        "        assert made.read_bytes() == b'wei'\n"
         "        assert self.names.read_text() == 'sine'\n"
         "        assert self.weights.read_bytes() == b'weights' * 200_000\n"
     )
     assert edge in app
-    (made / "app.py").write_text(app.replace(edge, edge + models))
+    first = "\nOVERTONES ="
+    path = "\nfrom pathlib import Path\nmade = Path(__file__).parent / 'made'\n"
+    app = app.replace(edge, edge + models).replace(first, path + first)
+    (made / "app.py").write_text(app)
     return made
 
 
@@ -124,6 +131,7 @@ def test_what_is_in_it(built, cache):
     models = [c for c in sbom["components"] if c["type"] == "machine-learning-model"]
     assert [model["hashes"][0]["content"] for model in models] == [sha256(WEIGHTS)]
     assert files["code/names.txt"].sha256 == sha256(b"sine")
+    assert files["code/made"].sha256 == sha256(b"wei")
     assert sha256(WEIGHTS) in [f.sha256 for name, f in files.items() if name.startswith("models/")]
     told = command("inspect", str(built), cwd=built.parent, cache=cache)
     assert f"sha256:{bundle.digest}" in told
@@ -183,7 +191,7 @@ def test_it_goes_through_a_folder(built, cache, tmp_path):
     command("pull", str(shared), "-o", "folder", cwd=tmp_path, cache=cache)
     assert read(tmp_path / "folder", cache).digest == read(built, cache / "bundles").digest
     with shared.open("r+b") as broken:
-        broken.seek(-3000, 2)
+        broken.seek(shared.stat().st_size // 2)
         broken.write(b"\xff" * 2000)
     told = command("pull", str(shared), cwd=tmp_path, cache=tmp_path / "cache", fails=True)
     assert told.startswith("error: ")
@@ -194,7 +202,12 @@ def test_what_would_not_run_elsewhere(project, cache, tmp_path):
     """Each with the place and the fix, and before anything is written."""
     app = (project / "app.py").read_text()
     folder = create("other", Template.PIPELINE, tmp_path)
+    (folder / "names.txt").write_text("sine")
     cases = {
+        "@sk.on_build: ZeroDivisionError: division by zero": (
+            "app.py",
+            app.replace("made.write_bytes", "1 / 0; made.write_bytes"),
+        ),
         "Waves.w: nowhere.bin is not in the bundle": (
             "app.py",
             app.replace("    names =", "    w = sk.model('nowhere.bin')\n    names ="),
