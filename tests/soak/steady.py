@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import time
-from collections import Counter
 
 from tests.flow.harness import Http, Running, descriptors, rss_mb, serving, show, until
 from tests.flow.load import Load
