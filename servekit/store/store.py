@@ -218,7 +218,7 @@ class Store:
                     for name in broken:
                         self._blob(kept.files[name].sha256).unlink(missing_ok=True)
                     _ref(self.folder, kept.spec).unlink()
-                    shutil.rmtree(tree)
+                    shutil.rmtree(tree, ignore_errors=True)  # two sources may have one tree
         return wrong
 
     def collect(self, unused_for_s: float = float("inf")) -> int:

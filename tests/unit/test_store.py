@@ -318,9 +318,11 @@ def test_what_nobody_asks_for_is_removed(store, two, tmp_path):
 def test_what_has_changed_is_dropped_and_fetched_again(store, two, tmp_path):
     assert store.verify() == []
     path = store.path(two[0], tmp_path)
+    same_tree = spec(f"{two[0].source}?again", sha256=two[0].sha256)
+    assert store.path(same_tree, tmp_path) == path
     path.chmod(0o644)
     path.write_bytes(b"rotten")
-    assert len(store.verify()) == 2
+    assert len(store.verify()) == 3
     assert store.kept() == []
     assert store.path(two[0], tmp_path).read_bytes() == WEIGHTS
     assert store.verify() == []
