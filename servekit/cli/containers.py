@@ -36,7 +36,8 @@ def deploy(
 ) -> None:
     """Run an app's containers, or its new ones in place of the old."""
     from servekit.packaging.docker.deployment import Deployment, connect  # noqa: PLC0415
-    from servekit.packaging.docker.order import Order, gpus_of  # noqa: PLC0415
+    from servekit.packaging.docker.order import Order  # noqa: PLC0415
+    from servekit.packaging.needs import needs_of  # noqa: PLC0415
 
     client = connect()
     began = time.monotonic()
@@ -52,7 +53,7 @@ def deploy(
             address=settings.host,
             network=network,
             replicas=replicas,
-            gpus=gpus_of(bundle.manifest.app),
+            gpus=needs_of(bundle.manifest.app).gpus,
             memory=parse_bytes(memory, where="--memory") if memory else 0,
             cpus=cpus,
             drain_delay_s=settings.drain_delay_s,

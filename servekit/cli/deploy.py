@@ -1,4 +1,4 @@
-"""`servekit deploy`, `rollback`, `logs` and `delete`: an app on a Ray cluster or a Docker engine, where it stays."""
+"""`servekit deploy`, `rollback`, `logs` and `delete`: an app on Ray, Docker or Kubernetes, where it stays."""
 
 import asyncio
 import sys
@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from servekit.cli import containers
+from servekit.cli import containers, kubernetes
 from servekit.cli.console import Line, rows, write
 from servekit.cli.containerize import Base
+from servekit.cli.kubernetes import (
+    Context,
+    DryRun,
+    ImageReference,
+    Namespace,
+    Overlay,
+    Place,
+    PushTo,
+)
 from servekit.cli.run import Host, LogFormat, LogLevel, Port, Target
 from servekit.errors import ConfigError
 from servekit.settings import Settings
@@ -25,12 +34,34 @@ Name = Annotated[
     str | None, typer.Option("--app", metavar="NAME", help="Its name; else the one that runs.")
 ]
 Where = Annotated[
-    Literal["ray", "docker"], typer.Option("--target", help="A Ray cluster, or a Docker engine.")
+    Literal["ray", "docker", "kubernetes"],
+    typer.Option("--target", help="A Ray or Kubernetes cluster, or a Docker engine."),
 ]
 _POLL_S = 0.5
 
+_ONLY = {
+    "ray_address": ("ray",),
+    "host": ("ray", "docker"),
+    "port": ("ray", "docker"),
+    "log_format": ("ray",),
+    "log_level": ("ray",),
+    "base": ("docker", "kubernetes"),
+    "replicas": ("docker",),
+    "network": ("docker",),
+    "memory": ("docker",),
+    "cpus": ("docker",),
+    "overlay": ("kubernetes",),
+    "image": ("kubernetes",),
+    "push": ("kubernetes",),
+    "namespace": ("kubernetes",),
+    "context": ("kubernetes",),
+    "dry_run": ("kubernetes",),
+}
+"""Options that are for some targets."""
+
 
 def deploy(
+    ctx: typer.Context,
     app: Target,
     *,
     target: Where = "ray",
@@ -44,20 +75,31 @@ def deploy(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     base: Base = "",
-    replicas: Annotated[int, typer.Option(help="Docker: containers, each the whole app.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(help="Containers, each the whole app.", rich_help_panel="Docker")
+    ] = 1,
     network: Annotated[
-        str, typer.Option(metavar="bridge|host|NAME", help="Docker: the containers' network.")
+        str, typer.Option(metavar="bridge|host|NAME", help="Theirs.", rich_help_panel="Docker")
     ] = "bridge",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Docker: of one container.")] = "",
-    cpus: Annotated[float, typer.Option(help="Docker: cores of one container.")] = 0.0,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of one.", rich_help_panel="Docker")
+    ] = "",
+    cpus: Annotated[float, typer.Option(help="Cores of one.", rich_help_panel="Docker")] = 0.0,
+    overlay: Overlay = None,
+    image: ImageReference = "",
+    push: PushTo = "",
+    namespace: Namespace = "",
+    context: Context = "",
+    dry_run: DryRun = False,
 ) -> None:
-    """Run an app on Ray or Docker, or its new code.
+    """Run an app on Ray, Docker or Kubernetes, or its new code.
 
     Shows first what will restart, and loses no call. Returns when everything is ready; if a replica
     does not start, what ran before goes on, and the exit code is 1.
     """
     from servekit.engine.description import describe_elsewhere  # noqa: PLC0415
 
+    _check_options(ctx, target)
     settings = Settings.load(
         ray_address=ray_address,
         host=host,
@@ -76,6 +118,20 @@ def deploy(
             memory=memory,
             cpus=cpus,
             plan=plan,
+        )
+        return
+    if target == "kubernetes":
+        kubernetes.deploy(
+            app,
+            settings,
+            Place(namespace, context),
+            name=name or "",
+            overlay=overlay,
+            image=image,
+            push=push,
+            base=base,
+            plan=plan,
+            dry_run=dry_run,
         )
         return
     described = asyncio.run(describe_elsewhere(app))
@@ -100,11 +156,21 @@ def deploy(
     )
 
 
-def rollback(*, target: Where = "ray", ray_address: RayAddress = None, name: Name = None) -> None:
+def rollback(
+    *,
+    target: Where = "ray",
+    ray_address: RayAddress = None,
+    name: Name = None,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
     """Go back to what ran before the last deploy, without losing a call."""
     settings = Settings.load(ray_address=ray_address)
     if target == "docker":
         containers.rollback(name, settings)
+        return
+    if target == "kubernetes":
+        kubernetes.rollback(name, Place(namespace, context), settings)
         return
     deployment = _the_one(settings, name)
     asyncio.run(deployment.rollback(timeout_s=settings.start_timeout_s))
@@ -117,6 +183,8 @@ def logs(
     ray_address: RayAddress = None,
     name: Name = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Print what the processes of an app have printed.
 
@@ -124,6 +192,9 @@ def logs(
     """
     if target == "docker":
         containers.logs(name, follow=follow)
+        return
+    if target == "kubernetes":
+        kubernetes.logs(name, Place(namespace, context), follow=follow)
         return
     deployment = _the_one(Settings.load(ray_address=ray_address), name)
     seen: dict[str, int] = {}
@@ -137,14 +208,36 @@ def logs(
         time.sleep(_POLL_S)
 
 
-def delete(*, target: Where = "ray", ray_address: RayAddress = None, name: Name = None) -> None:
+def delete(
+    *,
+    target: Where = "ray",
+    ray_address: RayAddress = None,
+    name: Name = None,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
     """End an app, when its running calls have finished."""
     if target == "docker":
         containers.delete(name)
         return
+    if target == "kubernetes":
+        kubernetes.delete(name, Place(namespace, context))
+        return
     deployment = _the_one(Settings.load(ray_address=ray_address), name)
     deployment.delete()
     write([(deployment.name, "bold"), (" has ended", "")])
+
+
+def _check_options(ctx: typer.Context, target: str) -> None:
+    """Refuse options that another target takes, which would do nothing here."""
+    for name, targets in _ONLY.items():
+        source = ctx.get_parameter_source(name)
+        if target not in targets and source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            instead = "; settings are in [settings] of the overlay" * (target == "kubernetes")
+            raise ConfigError(
+                f"{option} is for --target {' and '.join(targets)}, not for {target}{instead}"
+            )
 
 
 def _join(settings: Settings) -> None:

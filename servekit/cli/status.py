@@ -8,6 +8,7 @@ import typer
 
 from servekit.cli.apps import Name, Pid, RayAddress, Url, chosen, running
 from servekit.cli.console import Line, print_json, rows, write
+from servekit.cli.kubernetes import Context, Namespace
 from servekit.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ def status(
     url: Url = None,
     pid: Pid = None,
     target: Annotated[
-        Literal["", "docker"], typer.Option(help="docker: the containers of a Docker engine.")
+        Literal["", "docker", "kubernetes"],
+        typer.Option(help="The containers of a Docker engine, the pods of a cluster."),
     ] = "",
+    namespace: Namespace = "",
+    context: Context = "",
     ray_address: RayAddress = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array of apps.")] = False,
 ) -> None:
@@ -35,6 +39,11 @@ def status(
         from servekit.cli import containers  # noqa: PLC0415
 
         containers.status(name)
+        return
+    if target == "kubernetes":
+        from servekit.cli import kubernetes  # noqa: PLC0415
+
+        kubernetes.status(name, kubernetes.Place(namespace, context))
         return
     import msgspec  # noqa: PLC0415
 

@@ -2,7 +2,8 @@
 
 A project is the nearest folder, from the app's file or the current folder upwards, that has one of
 `MARKS`; without one it is the folder of the file itself. What is left out: what `.servekitignore`
-names (the syntax of .gitignore), and what no project ships (`NEVER`).
+names (the syntax of .gitignore), what no project ships (`NEVER`), and container images, as an earlier
+`servekit containerize` may have written one there.
 """
 
 import os
@@ -35,8 +36,8 @@ NEVER = (
 
 MAX_FILES = 20_000
 
-_ELSEWHERE = ("pyvenv.cfg", "HEAD")
-"""Folders with one of these are environments and repositories of their own."""
+_ELSEWHERE = ("pyvenv.cfg", "HEAD", "oci-layout")
+"""Folders with one of these are environments, repositories and images of their own."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Project:
                 left_out = ignored.match_file(f"{inner}/") and not len(wanted)
                 if not left_out and not any((path / mark).exists() for mark in _ELSEWHERE):
                     yield from self._walk(path, ignored, wanted)
-            elif wanted.match_file(inner) or not ignored.match_file(inner):
+            elif wanted.match_file(inner) or not (ignored.match_file(inner) or _is_image(path)):
                 if entry.is_symlink():
                     self._check_link(path, inner)
                 if entry.is_file():  # and no socket
@@ -119,6 +120,16 @@ class Project:
                 f"{inner} is a link to {target}, which is no file of the project; put a copy in its "
                 f"place, or name it in {IGNORE}"
             )
+
+
+def _is_image(path: Path) -> bool:
+    """Return whether a file is a tar that an engine loads."""
+    from servekit.packaging.oci.archive import is_archive  # noqa: PLC0415
+
+    try:
+        return path.suffix == ".tar" and is_archive(path)
+    except ConfigError:  # no tar at all
+        return False
 
 
 def _root(folder: Path) -> Path | None:

@@ -1,12 +1,17 @@
 """Which files belong to a project, and which of them look as if they had secrets or places of one machine."""
 
 import os
+import tarfile
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from servekit.errors import ConfigError
 from servekit.packaging import portable, project, secrets
+from servekit.packaging.oci.base import scratch
+from servekit.packaging.oci.blobs import Blobs
+from servekit.packaging.oci.documents import Platform
+from servekit.packaging.oci.layout import write_folder, write_tar
 from servekit.packaging.project import Project
 
 
@@ -50,6 +55,18 @@ def test_what_a_project_ignores_and_an_image_takes_back(root):
     ]
     assert "data/words.txt" in names(root, ["data/*.txt"])
     assert "data/big.bin" not in names(root, ["data/*.txt"])
+
+
+def test_images_that_were_written_into_a_project_are_left_out(root):
+    image = scratch(Blobs(root / ".cache"), Platform("linux", "amd64"))
+    write_tar(image, root / "image.tar")
+    write_folder(image, root / "layout")
+    with tarfile.open(root / "data" / "photos.tar", "w") as tar:
+        tar.add(root / "app.py", "app.py")
+    (root / "broken.tar").write_text("no tar")
+    assert {"data/photos.tar", "broken.tar"} == {n for n in names(root) if n.endswith(".tar")}
+    assert not any(name.startswith("layout") for name in names(root))
+    assert "image.tar" in names(root, ["image.tar"])
 
 
 @pytest.mark.parametrize(

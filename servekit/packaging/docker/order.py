@@ -8,7 +8,6 @@ import msgspec
 
 from servekit.errors import ConfigError
 from servekit.packaging.containerize import DOORS, PORT, PYTHON
-from servekit.spec.app import AppSpec
 
 APP = "io.servekit.deployed"
 REVISION = "io.servekit.revision"
@@ -79,15 +78,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def to_json(self) -> str:
         """Serialise."""
         return msgspec.json.encode(self, order="sorted").decode()
-
-
-def gpus_of(app: AppSpec) -> int:
-    """Return the devices that one container of an app needs: shares of one are on one."""
-    total = 0.0
-    for service in app.services:
-        replicas = service.replicas if isinstance(service.replicas, int) else service.replicas.start
-        total += service.needs.gpu * replicas
-    return math.ceil(total - 1e-9)
 
 
 def port_container(order: Order) -> dict[str, Any]:
