@@ -3,17 +3,14 @@
 import msgspec
 import pytest
 
-import servekit as sk
 from servekit.errors import ConfigError
 from servekit.packaging.docker.deployment import _check
 from servekit.packaging.docker.order import (
     ORDER,
     Order,
     app_container,
-    gpus_of,
     port_container,
 )
-from servekit.spec.describe import describe
 
 ORDERED = Order(name="wave", image="sha256:1", port=8080)
 
@@ -88,22 +85,3 @@ def test_another_place_needs_a_new_start(change):
     _check(ORDERED, msgspec.structs.replace(ORDERED, image="sha256:2", replicas=5))
     with pytest.raises(ConfigError, match=r"wave is at port 8080 of 127\.0\.0\.1 \(bridge\)"):
         _check(ORDERED, msgspec.structs.replace(ORDERED, **change))
-
-
-def test_shares_of_devices_are_rounded_up_together():
-    @sk.service(gpu=0.3, replicas=2)
-    class Small:
-        @sk.endpoint
-        def run(self, x: int) -> int:
-            return x
-
-    @sk.service(gpu=1)
-    class Root:
-        small = sk.depends(Small)
-
-        @sk.endpoint
-        def run(self, x: int) -> int:
-            return x
-
-    assert gpus_of(describe(Root)) == 2
-    assert gpus_of(describe(Small)) == 1

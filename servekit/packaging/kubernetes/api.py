@@ -3,6 +3,7 @@
 Through the official client's own `DynamicClient`, which takes objects of any kind.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -82,12 +83,12 @@ class Cluster:
             ) from None
         configuration = Configuration()
         try:
-            if context:
-                config.load_kube_config(context=context, client_configuration=configuration)
-            else:
-                config.load_config(client_configuration=configuration)
+            config.load_kube_config(context=context or None, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
-            raise ConfigError(f"no Kubernetes cluster is configured: {error}") from None
+            try:
+                config.load_incluster_config(client_configuration=configuration)
+            except config.ConfigException:
+                raise ConfigError(f"no Kubernetes cluster is configured: {error}") from None
         configuration.retries = 2
         return cls(ApiClient(configuration))
 
@@ -211,8 +212,8 @@ def _resource(ref: Ref) -> "Resource":
 
 def _failure(ref: Ref, error: Any) -> Exception:
     try:
-        said = str(error.summary())
-    except (ValueError, AttributeError):
+        said = str(json.loads(error.body)["message"])
+    except (KeyError, TypeError, ValueError):  # it is a proxy's, say
         said = str(error.reason)
     if error.status == HTTPStatus.NOT_FOUND:
         return _AbsentError(said)

@@ -106,7 +106,7 @@ def _container(order: Order, name: str) -> Manifest:
         "readinessProbe": ("/readyz", _UNREADY),
     }
     scheme = "HTTPS" if settings.tls_cert else "HTTP"
-    found = {
+    given: Manifest = {
         "name": name,
         "image": order.image,
         "args": ["serve", order.target],
@@ -116,6 +116,7 @@ def _container(order: Order, name: str) -> Manifest:
         "securityContext": _CONFINED,
         "volumeMounts": _mounts(order),
     }
+    found = {name: value for name, value in given.items() if value}
     for probe, (path, failures) in probes.items():
         found[probe] = {
             "httpGet": {"path": path, "port": PORT, "scheme": scheme},

@@ -35,7 +35,7 @@ def rollout(order: Order) -> list[Manifest]:
             "args": [{"name": "hash", "valueFrom": {"podTemplateHashValue": "Latest"}}],
         }
         found.append(_analysis(order, canary))
-    spec = {**body(order), "strategy": {"canary": strategy}}
+    spec = body(order, {"strategy": {"canary": strategy}})
     return [*found, order.object(_API, "Rollout", {"spec": spec})]
 
 

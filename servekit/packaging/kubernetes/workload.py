@@ -15,22 +15,21 @@ _START_MORE_S = 120
 
 def deployment(order: Order) -> Manifest:
     """Return the Deployment of an app."""
-    return order.object(
-        "apps/v1", "Deployment", {"spec": {**body(order), "strategy": _strategy(order)}}
-    )
+    spec = body(order, {"strategy": _strategy(order)})
+    return order.object("apps/v1", "Deployment", {"spec": spec})
 
 
-def body(order: Order) -> Manifest:
-    """Return what a Deployment and a Rollout have in common."""
-    found: Manifest = {
+def body(order: Order, strategy: Manifest) -> Manifest:
+    """Return what a Deployment or a Rollout is, with its strategy."""
+    fixed = {"replicas": order.overlay.replicas} if order.overlay.autoscale is None else {}
+    return {
+        **fixed,  # else the number is the autoscaler's
         "selector": {"matchLabels": order.selector},
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": math.ceil(order.settings.start_timeout_s) + _START_MORE_S,
+        **strategy,
         "template": template(order),
     }
-    if order.overlay.autoscale is None:  # else the number is the autoscaler's
-        found["replicas"] = order.overlay.replicas
-    return found
 
 
 def surge(order: Order) -> Manifest:
