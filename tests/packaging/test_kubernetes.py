@@ -6,6 +6,7 @@ It has no controllers: a test says what a Deployment's status becomes, and which
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -333,13 +334,18 @@ def test_a_deletion_keeps_data_and_others_apps(emulator, deployment, cluster):
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    return create("wave", Template.PIPELINE, tmp_path_factory.mktemp("project"))
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+def project(tmp_path_factory, cache):
+    """A folder with a bundle."""
+    folder = create("wave", Template.PIPELINE, tmp_path_factory.mktemp("project"))
+    env = {**os.environ, "SERVEKIT_CACHE_DIR": str(cache)}
+    build = (*COMMAND, "build", "app.py", "-o", "wave.bundle")
+    subprocess.run(build, cwd=folder, env=env, check=True, capture_output=True, timeout=300)
+    return folder
 
 
 @pytest.fixture
@@ -358,12 +364,10 @@ def servekit(project, cache, emulator, tmp_path):
     env = {"KUBECONFIG": str(file), "SERVEKIT_CACHE_DIR": str(cache)}
 
     def run(*words, code=0, **more):
-        from os import environ
-
         done = subprocess.run(
             [*COMMAND, *words],
             cwd=project,
-            env={**environ, **env, **more},
+            env={**os.environ, **env, **more},
             capture_output=True,
             text=True,
             timeout=300,
@@ -381,7 +385,7 @@ TO = ("--target", "kubernetes")
 def test_the_verbs_of_the_command(servekit, emulator, project, tmp_path):
     overlay = tmp_path / "overlay.toml"
     overlay.write_text("replicas = 1\n[autoscale]\nmax = 3\ncpu_percent = 50\n")
-    deploy = ("deploy", "app.py", *TO, "--app", "wave")
+    deploy = ("deploy", "wave.bundle", *TO, "--app", "wave")
     image = ("--image", "registry.example.com/wave:1")
 
     yaml = servekit(*deploy, *image, "--dry-run", "--overlay", str(overlay), "-n", "models")
