@@ -81,7 +81,9 @@ def build(request: Request) -> Bundle:
         request.told("locking the dependencies")
         work = Path(scratch) / "work"
         work.mkdir()
-        locked = locks.make(project.root, image, request.lock, python=python, scratch=work)
+        locked = locks.make(
+            project.root, image, request.lock, python=python, scratch=work, cache=request.cache
+        )
         _write_lock(locked, folder, python)
         interpreter = None
         if not request.import_here:

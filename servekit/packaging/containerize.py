@@ -97,27 +97,35 @@ def containerize(
     found: list[tuple[str, Layer]] = []
     steps: list[Step] = []
 
-    def add(name: str, entries: Callable[[], list[Entry]]) -> None:
+    def add(name: str, entries: Callable[[], list[Entry]], *, same: str = "") -> None:
         told(f"writing the layer of {name}")
         began = time.monotonic()
-        layer, cached = layers.layer(entries(), epoch=epoch, progress=progress)
+        key = [["named", same, str(epoch)]]
+        layer = layers.get(key) if same else None
+        cached = layer is not None
+        if layer is None:
+            layer, cached = layers.layer(entries(), epoch=epoch, progress=progress)
+        if same:
+            layers.put(key, layer)
         took_s = time.monotonic() - began
         found.append((f"servekit: {name}", layer))
         steps.append(Step(name, layer.descriptor.size, cached, took_s))
 
-    def dependencies() -> list[Entry]:
-        told("installing the dependencies")
-        folder = site(
-            bundle.folder / m.LOCK,
-            python=manifest.python,
-            platform=manifest.platform,
-            at=ENVIRONMENT,
-            interpreter=interpreter,
-            cache=cache / "sites",
-        )
-        return [*walk(folder, ENVIRONMENT[1:]), *_environment(python, manifest.python)]
-
-    add("dependencies", dependencies)
+    told("installing the dependencies")
+    folder = site(
+        bundle.folder / m.LOCK,
+        python=manifest.python,
+        platform=manifest.platform,
+        at=ENVIRONMENT,
+        interpreter=interpreter,
+        cache=cache / "sites",
+    )
+    environment = [*_environment(python, manifest.python)]
+    add(
+        "dependencies",
+        lambda: [*walk(folder, ENVIRONMENT[1:]), *environment],
+        same=f"{folder.name} {python}",  # thousands of files that nobody changes
+    )
     if models := [*_files(bundle, of_models=True)]:
         add("models", lambda: models)
     add("code", lambda: _code(bundle, interpreter))

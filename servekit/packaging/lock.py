@@ -9,6 +9,7 @@ commits of repositories.
 
 import hashlib
 import sys
+import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from urllib.parse import unquote, urlsplit
 
 from servekit.errors import ConfigError
 from servekit.packaging import uv
+from servekit.packaging.project import Project
 from servekit.packaging.wheels import build_wheel, own_requirement
+from servekit.settings import for_uv
 from servekit.spec.container import Image
 
 if TYPE_CHECKING:
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 
 WHEELS = "wheels"
 """Folder beside the lock file for wheels that no index has."""
+
+_FRESH_S = 600.0
+
+_RELATED = (".cfg", ".in", ".toml", ".txt")
+"""Suffixes of files that files with requirements may refer to."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,9 @@ class Lock:
         return any(package.name == name for package in self.packages)
 
 
-def make(root: Path, image: Image, options: Options, *, python: str, scratch: Path) -> Lock:
+def make(
+    root: Path, image: Image, options: Options, *, python: str, scratch: Path, cache: Path
+) -> Lock:
     """Lock the dependencies of a project.
 
     Args:
@@ -94,8 +104,8 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
         image: What it declares.
         options: How to resolve.
         python: Version of Python, like `"3.12"`.
-        scratch: A folder for what is made on the way; the wheels of the result are in it, or where
-            the project has them.
+        scratch: A folder for what is made on the way.
+        cache: Where wheels are kept that are built, and what was resolved.
 
     Raises:
         ConfigError: They can't be resolved, or not installed elsewhere.
@@ -106,13 +116,13 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
             raise ConfigError(
                 f"{root} has no lock file, and --locked resolves nothing; `uv lock` makes one"
             )
-        origin, text = _resolved(root, image, options, python=python, scratch=scratch)
+        origin, text = _resolved(root, image, options, python=python, scratch=scratch, cache=cache)
     elif image.requirements:
         raise ConfigError(
             f"{origin} has all dependencies, so Image.packages({image.requirements[0].text!r}) is "
             "too late; add it to the project and lock again"
         )
-    reader = _Reader(root, origin, scratch)
+    reader = _Reader(root, origin, cache / "wheels")
     packages = [reader.package(p) for p in _packages(text, origin) if not _is_itself(p)]
     ordered = sorted(packages, key=lambda package: (package.name, str(package.marker or "")))
     lock = Lock(tuple(ordered), reader.wheels, origin)
@@ -140,9 +150,12 @@ def _locked(root: Path, image: Image) -> tuple[str, str] | None:
 
 
 def _resolved(
-    root: Path, image: Image, options: Options, *, python: str, scratch: Path
+    root: Path, image: Image, options: Options, *, python: str, scratch: Path, cache: Path
 ) -> tuple[str, str]:
-    """Have uv resolve what the project and the image ask for, and servekit itself."""
+    """Have uv resolve what the project and the image ask for, and servekit itself.
+
+    What was resolved in the last minutes is taken as it is: for as long, uv does not ask indexes again.
+    """
     import tomli_w  # noqa: PLC0415
 
     sources = [name for name in ("pyproject.toml", "requirements.txt") if _asks(root / name)][:1]
@@ -154,18 +167,44 @@ def _resolved(
     if not sources:
         asked[0].write_text(_frozen(), "utf-8")
     override = scratch / "override.txt"
-    override.write_text(own_requirement(asked, scratch), "utf-8")
+    override.write_text(own_requirement(asked, cache / "wheels"), "utf-8")
+    words = [
+        *options.words(),
+        *("--python-version", python, "--python-platform", uv.PLATFORMS[image.platform]),
+    ]
+    before = cache / "locks" / f"{_question(root, [*asked, more, override], words, options)}.toml"
+    outside = any(b".." in file.read_bytes() for file in asked)  # what is there may change unseen
+    if not outside and before.is_file() and time.time() - before.stat().st_mtime < _FRESH_S:
+        return origin, before.read_text("utf-8")
     locked = scratch / "pylock.toml"
     uv.run(
         *("pip", "compile", *map(str, asked), str(more), "--override", str(override)),
-        *options.words(),
-        *("--python-version", python, "--python-platform", uv.PLATFORMS[image.platform]),
+        *words,
         *("--only-binary", ":all:", "--generate-hashes", "--format", "pylock.toml"),
         *("--output-file", locked),
         cwd=root,
         doing=f"lock the dependencies of {origin}",
     )
-    return origin, locked.read_text("utf-8")
+    before.parent.mkdir(parents=True, exist_ok=True)
+    locked.replace(before)
+    return origin, before.read_text("utf-8")
+
+
+def _question(root: Path, files: Sequence[Path], words: Sequence[str], options: Options) -> str:
+    """Return what is the same where uv would resolve the same from the same indexes."""
+    found = hashlib.sha256("\0".join([Project(root, "").state(_RELATED), *words]).encode())
+    for file in files:
+        found.update(file.read_bytes())
+    for link in options.find_links:
+        if Path(link).is_dir():
+            wheels = sorted(
+                f"{path.name}{path.stat().st_mtime_ns}" for path in Path(link).iterdir()
+            )
+            found.update("\0".join(wheels).encode())
+    for name, value in sorted(for_uv().items()):
+        if name.startswith("UV_"):
+            found.update(f"{name}={value}\0".encode())
+    return found.hexdigest()[:16]
 
 
 def _asks(file: Path) -> bool:
@@ -235,10 +274,10 @@ class _Reader:
         wheels: What goes along, by file name.
     """
 
-    def __init__(self, root: Path, origin: str, scratch: Path) -> None:
+    def __init__(self, root: Path, origin: str, built: Path) -> None:
         self._root = root
         self._origin = origin
-        self._scratch = scratch
+        self._built = built
         self.wheels: dict[str, Path] = {}
 
     def package(self, package: "Package") -> "Package":
@@ -250,7 +289,7 @@ class _Reader:
                 "give its folder: --find-links FOLDER"
             )
         if package.directory is not None:
-            wheel = build_wheel(self._root / package.directory.path, self._scratch)
+            wheel = build_wheel(self._root / package.directory.path, self._built)
             return _of(package, (self._take(wheel, ""),))
         if package.archive is not None:
             return _of(package, (self._file(package.archive, where),))

@@ -6,6 +6,7 @@ names (the syntax of .gitignore), what no project ships (`NEVER`), and container
 `servekit containerize` may have written one there.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,19 @@ class Project:
                     "does not need"
                 )
             yield path
+
+    def state(self, suffixes: Sequence[str] = ()) -> str:
+        """Return what changes whenever one of its files does, as `make` sees it: by size and time.
+
+        Args:
+            suffixes: Of the files that count; none is all.
+        """
+        state = hashlib.sha256(bytes(self.root))
+        for path in self.files():
+            if not suffixes or path.suffix in suffixes:
+                stat = (self.root / path).stat()
+                state.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        return state.hexdigest()[:16]
 
     def _walk(
         self, folder: Path, ignored: "GitIgnoreSpec", wanted: "GitIgnoreSpec"

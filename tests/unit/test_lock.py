@@ -1,6 +1,7 @@
 """Locks: what could not be installed again elsewhere is refused, with the fix; the rest goes along."""
 
 import hashlib
+import os
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from servekit.errors import ConfigError
 from servekit.packaging import lock as locks
 from servekit.packaging import uv
 from servekit.packaging.lock import Options, make
-from servekit.packaging.wheels import own_requirement
+from servekit.packaging.wheels import build_wheel, own_requirement
 from servekit.spec.container import Image
 from servekit.version import __version__
 
@@ -28,9 +29,16 @@ def written(root: Path, packages: str, *, servekit: str = SERVEKIT) -> None:
 
 
 def made(root: Path, image: Image | None = None, **options) -> locks.Lock:
-    scratch = root / "scratch"
+    scratch = root / ".scratch"
     scratch.mkdir(exist_ok=True)
-    return make(root, image or Image(), Options(**options), python="3.11", scratch=scratch)
+    return make(
+        root,
+        image or Image(),
+        Options(**options),
+        python="3.11",
+        scratch=scratch,
+        cache=root / "cache",
+    )
 
 
 def wheel(folder: Path, name: str = "own-1.0-py3-none-any.whl") -> tuple[Path, str]:
@@ -199,3 +207,84 @@ def test_servekit_itself(tmp_path, monkeypatch):
 def test_what_uv_complains_of_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"can't do this\n.*nowhere\.txt"):
         uv.run("pip", "compile", "nowhere.txt", cwd=tmp_path, doing="do this")
+
+
+@pytest.fixture
+def resolver(tmp_path, monkeypatch):
+    """Count how often uv resolves; it finds servekit alone."""
+    asked = []
+
+    def run(*words, **_):
+        asked.append(words)
+        Path(words[words.index("--output-file") + 1]).write_text(
+            'lock-version = "1.0"\ncreated-by = "a test"\n' + SERVEKIT
+        )
+        return ""
+
+    monkeypatch.setattr(uv, "run", run)
+    monkeypatch.setattr(locks, "own_requirement", lambda *_: "servekit")
+    (tmp_path / "requirements.txt").write_text("numpy\n-c constraints.txt\n")
+    (tmp_path / "constraints.txt").write_text("numpy<3\n")
+    (tmp_path / "app.py").write_text("x = 1\n")
+    return asked
+
+
+def test_an_edit_of_the_code_resolves_nothing_again(tmp_path, resolver):
+    first = made(tmp_path)
+    (tmp_path / "app.py").write_text("x = 2  # edited\n")
+    assert made(tmp_path).packages == first.packages
+    assert len(resolver) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["requirements.txt", "constraints.txt", "image", "option", "environment", "links", "age"],
+)
+def test_what_could_resolve_otherwise_is_resolved_again(tmp_path, resolver, monkeypatch, change):
+    wheel(tmp_path / "wheels")
+    links = (str(tmp_path / "wheels"),)
+    made(tmp_path, find_links=links)
+    image, options = Image(), {"find_links": links}
+    match change:
+        case "image":
+            image = Image().packages("pandas")
+        case "option":
+            options["torch_backend"] = "cpu"
+        case "environment":
+            monkeypatch.setenv("UV_PRERELEASE", "allow")
+        case "links":
+            wheel(tmp_path / "wheels", "other-1.0-py3-none-any.whl")
+        case "age":
+            [kept] = (tmp_path / ".cache" / "locks").iterdir()
+            os.utime(kept, (0, 0))
+        case name:
+            (tmp_path / name).write_text((tmp_path / name).read_text() + "# edited\n")
+    made(tmp_path, image, **options)
+    assert len(resolver) == 2
+
+
+def test_what_refers_to_other_folders_is_resolved_each_time(tmp_path, resolver):
+    (tmp_path / "requirements.txt").write_text("-r ../common.txt\n")
+    made(tmp_path)
+    made(tmp_path)
+    assert len(resolver) == 2
+
+
+def test_a_wheel_is_built_again_when_a_file_has_changed(tmp_path, monkeypatch):
+    built = []
+
+    def run(*words, **_):
+        built.append(words)
+        wheel(words[words.index("--out-dir") + 1])
+        return ""
+
+    monkeypatch.setattr(uv, "run", run)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text("[project]\n")
+    first = build_wheel(folder, tmp_path / "cache")
+    assert build_wheel(folder, tmp_path / "cache") == first
+    assert len(built) == 1
+    (folder / "module.py").write_text("x = 1\n")
+    assert build_wheel(folder, tmp_path / "cache") != first
+    assert len(built) == 2

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servekit.errors import ConfigError
+from servekit.packaging.oci import base
 from servekit.packaging.oci.blobs import Blobs
 from servekit.packaging.oci.compression import inflated
-from servekit.packaging.oci.documents import Descriptor, digest_of
+from servekit.packaging.oci.documents import Descriptor, Platform, digest_of
 from servekit.packaging.oci.entry import Entry, walk
 from servekit.packaging.oci.layer import LayerCache, write_layer
 from servekit.packaging.oci.rootfs import RootFiles, index_layer
@@ -253,3 +254,33 @@ def test_a_blob_is_what_was_expected_or_is_not_there(tmp_path):
     for digest in ("sha256:..", "../x", f"sha256:{'0' * 63}/"):
         with pytest.raises(ConfigError, match="is no digest"):
             blobs.path(digest)
+
+
+def test_a_root_filesystem_is_read_again_only_when_it_is_another(tmp_path, monkeypatch):
+    blobs = Blobs(tmp_path / "blobs")
+    path = tmp_path / "base.tar"
+    read = []
+
+    def counted(*args, **more):
+        read.append(args)
+        return index_layer(*args, **more)
+
+    monkeypatch.setattr(base, "index_layer", counted)
+
+    def opened(name):
+        if name:
+            (tmp_path / name).write_text(name)
+            with tarfile.open(path, "w") as tar:
+                tar.add(tmp_path / name, name)
+        return base.open_base(path, blobs, platform=Platform("linux", "amd64"))
+
+    first = opened("one")
+    assert opened("").descriptor == first.descriptor
+    assert len(read) == 1
+    other = opened("another")
+    assert other.descriptor != first.descriptor
+    assert other.files.find("another") is not None
+    for layer in other.layers:
+        blobs.path(layer.descriptor.digest).unlink()  # as a cache that was tidied up
+    assert opened("").descriptor == other.descriptor
+    assert len(read) == 3

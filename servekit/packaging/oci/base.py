@@ -13,7 +13,7 @@ from servekit.packaging.oci.compression import inflated
 from servekit.packaging.oci.documents import DiffIds, ImageConfig, Platform, Settings
 from servekit.packaging.oci.image import Image, write_image
 from servekit.packaging.oci.layer import LayerCache
-from servekit.packaging.oci.rootfs import index_layer, write_index
+from servekit.packaging.oci.rootfs import index_layer, read_index, write_index
 
 _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -50,10 +50,16 @@ def scratch(blobs: Blobs, platform: Platform) -> Image:
 
 def _root_filesystem(path: Path, blobs: Blobs, platform: Platform) -> Image:
     where = str(path)
-    index, diff_id = index_layer(file_chunks(path), where=where)
-    layer = LayerCache(blobs).tar(inflated(file_chunks(path), where=where), diff_id)
-    write_index(blobs, diff_id, index)
-    return write_image(blobs, _config(platform, (diff_id,)), (layer,))
+    layers = LayerCache(blobs)
+    stat = path.stat()
+    key = [["root", where, str(stat.st_size), str(stat.st_mtime_ns), str(stat.st_ino)]]
+    layer = layers.get(key)
+    if layer is None or read_index(blobs, layer.diff_id) is None:
+        index, diff_id = index_layer(file_chunks(path), where=where)
+        layer = layers.tar(inflated(file_chunks(path), where=where), diff_id)
+        write_index(blobs, diff_id, index)
+        layers.put(key, layer)
+    return write_image(blobs, _config(platform, (layer.diff_id,)), (layer,))
 
 
 def _config(platform: Platform, diff_ids: tuple[str, ...]) -> ImageConfig:
