@@ -37,7 +37,7 @@ def made(root: Path, image: Image | None = None, **options) -> locks.Lock:
         Options(**options),
         python="3.11",
         scratch=scratch,
-        cache=root / "cache",
+        cache=root / ".cache",
     )
 
 
