@@ -4,6 +4,7 @@ import copy
 import functools
 import importlib.util
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -405,10 +406,15 @@ def test_a_ray_cluster_has_gateways_where_its_service_looks():
     assert gpu["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     [job] = objects["Job"]["spec"]["template"]["spec"]["containers"]
     env = {one["name"]: one.get("value") for one in job["env"]}
-    assert env["SERVEKIT_RAY_ADDRESS"] == "ray://wave-head-svc:10001"
+    cluster = objects["RayCluster"]["metadata"]["name"]
+    assert env["SERVEKIT_RAY_ADDRESS"] == f"ray://{cluster}-head-svc:10001"
+    assert selector["ray.io/cluster"] == cluster
     assert env["SERVEKIT_GATEWAY_NODES"] == "servekit.io/gateway=true"
     newer = found(RAY, image="registry.example.com/wave:2")
-    assert newer["Job"]["metadata"]["name"] != objects["Job"]["metadata"]["name"]
+    for kind in ("Job", "RayCluster"):  # beside the old one, which serves until the new one does
+        assert newer[kind]["metadata"]["name"] != objects[kind]["metadata"]["name"]
+    assert newer["Service"]["metadata"]["name"] == objects["Service"]["metadata"]["name"]
+    assert list(objects)[-1] == "Service"  # turned when the Job has deployed
 
 
 @pytest.mark.parametrize(
@@ -422,7 +428,7 @@ def test_a_ray_cluster_has_gateways_where_its_service_looks():
             "Report has tasks, whose jobs are in one",
         ),
         ("", Wave, {"name": "Wave"}, "--app='Wave': need lower-case"),
-        ("", Wave, {"name": "w" * 51}, "at most 50 characters"),
+        ("", Wave, {"name": "w" * 41}, "at most 40 characters"),
         (RAY, Wave, {"ray": ""}, r"the image has no Ray; add servekit\[ray\]"),
         ('kind = "kserve"\n[monitor]', Wave, {}, "monitor, allow_from and allow_to"),
         ('kind = "kserve"\n' + HPA, Wave, {}, 'in_flight needs .kserve. mode = "Knative"'),
@@ -500,6 +506,7 @@ def test_secrets_and_accelerators_that_nobody_can_guess_are_asked_for():
             "exactly one group",
         ),
         (RAY.replace("min = 2", "min = 2\nmax = 3"), "their number is fixed"),
+        ("surge = 0\n" + RAY, "starts beside the old one"),
         (RAY + "[autoscale]\nmax = 3\ncpu_percent = 50", "sk.Autoscale scales"),
         ("kind = 1", "Expected `str`"),
         ("a b", "Expected '='"),
@@ -580,3 +587,20 @@ def test_what_keeps_a_pod_from_starting():
 def test_an_object_is_named_by_its_place():
     [service, *_] = manifests(ordered('namespace = "models"'))
     assert Ref.of(service) == ("v1", "Service", "models", "wave")
+
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+OVERLAYS = [
+    pytest.param(text, id=f"{guide}: {title}")
+    for guide in ("kubernetes", "kserve", "kuberay")
+    for title, text in re.findall(
+        r"```toml title=\"(.+?)\"\n(.+?)```", (GUIDES / f"{guide}.md").read_text(), re.DOTALL
+    )
+    if title != "pyproject.toml"
+]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_overlays_of_the_guides_make_what_the_schemas_take(overlay):
+    objects = manifests(ordered(overlay))
+    assert [found for one in objects for found in problems()(one)] == []

@@ -72,7 +72,9 @@ class Deployment:
     def carry_out(
         self, wanted: Revision, *, timeout_s: float, told: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Have the cluster have a revision, wait until it is ready, and remove what it has no more.
+        """Have the cluster have a revision, object by object, and remove what it has no more.
+
+        What runs pods is waited for until it is ready, before the next object is applied.
 
         Raises:
             ConfigError: The cluster refuses something.
@@ -86,22 +88,23 @@ class Deployment:
         kept = Record(name=self.name, namespace=self.namespace, now=wanted, before=before)
         kept.write(self._cluster)
         try:
-            self._apply(wanted, told)
-            self._until_ready(wanted, timeout_s, told)
+            for one in wanted.objects:
+                told(f"applying {Ref.of(one).title}")
+                self._cluster.apply(one)
+                self._until_ready(Ref.of(one), wanted, timeout_s, told)
         except BaseException:
             if record:
                 told("going back")
-                record.write(self._cluster)
-                self._apply(record.now, told)
-                self._remove(wanted, record.now)
+                self._go_back(record, wanted)
             raise
         if record:
             self._remove(record.now, wanted)
 
-    def _apply(self, revision: Revision, told: Callable[[str], None]) -> None:
-        for one in revision.objects:
-            told(f"applying {Ref.of(one).title}")
+    def _go_back(self, record: Record, wanted: Revision) -> None:
+        record.write(self._cluster)
+        for one in record.now.objects:
             self._cluster.apply(one)
+        self._remove(wanted, record.now)
 
     def _remove(self, old: Revision, new: Revision) -> None:
         """Delete what one revision has and another has not."""
@@ -110,29 +113,24 @@ class Deployment:
                 self._cluster.delete(ref)
 
     def _until_ready(
-        self, revision: Revision, timeout_s: float, told: Callable[[str], None]
+        self, ref: Ref, revision: Revision, timeout_s: float, told: Callable[[str], None]
     ) -> None:
         give_up = time.monotonic() + timeout_s
-        for ref in revision.refs():
-            while True:
-                found = self._cluster.get(ref)
-                if found is None:
-                    raise SetupError(f"{ref.title} was deleted while it was waited for")
-                state = health(found)
-                if state.ready:
-                    break
-                told(
-                    f"waiting for {ref.title}: {state.why}"
-                    if state.why
-                    else f"waiting: {ref.title}"
-                )
-                if state.failed:
-                    self._fail(ref, revision, state.why)
-                if self._is_stuck(revision):
-                    self._fail(ref, revision, "a pod does not start")
-                if time.monotonic() > give_up:
-                    self._fail(ref, revision, f"is not ready after {timeout_s:g} s: {state.why}")
-                time.sleep(_POLL_S)
+        while True:
+            found = self._cluster.get(ref)
+            if found is None:
+                raise SetupError(f"{ref.title} was deleted while it was waited for")
+            state = health(found)
+            if state.ready:
+                return
+            told(f"waiting for {ref.title}: {state.why}" if state.why else f"waiting: {ref.title}")
+            if state.failed:
+                self._fail(ref, revision, state.why)
+            if self._is_stuck(revision):
+                self._fail(ref, revision, "a pod does not start")
+            if time.monotonic() > give_up:
+                self._fail(ref, revision, f"is not ready after {timeout_s:g} s: {state.why}")
+            time.sleep(_POLL_S)
 
     def pods(self, revision: Revision | None = None) -> list[Manifest]:
         """Return the app's pods: all, or those of a revision."""
@@ -167,13 +165,14 @@ class Deployment:
             name = pod["metadata"]["name"]
             there = Ref("v1", "Pod", self.namespace, name)
             yield from (f"{there.title}: {text}" for text in self._cluster.events(there))
-            found = stuck(pod)
-            if found is None:
-                continue
-            yield f"{there.title}, container {found.container}: {found.why}"
-            yield from self._cluster.logs(
-                there, container=found.container, tail=_TAIL, previous=found.restarts > 0
-            )
+            if found := stuck(pod):
+                yield f"{there.title}, container {found.container}: {found.why}"
+                crashed = found.restarts > 0
+                yield from self._cluster.logs(
+                    there, container=found.container, tail=_TAIL, previous=crashed
+                )
+            elif pod_state(pod) == "failed":
+                yield from self._cluster.logs(there, tail=_TAIL)
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """Yield pods and the lines that they have printed."""

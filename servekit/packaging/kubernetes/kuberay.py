@@ -1,5 +1,8 @@
 """KubeRay: a RayCluster whose pods have the app's image, and the Job that deploys the app on it.
 
+KubeRay does not roll the pods of a cluster, so another image is another cluster, beside the old one. The
+Service turns to it when the app is ready there, and the old one goes.
+
 No RayService: what it writes to Ray Serve, and what an app's own controller writes, would undo each other.
 """
 
@@ -32,12 +35,13 @@ def ray(order: Order) -> list[Manifest]:
         raise ConfigError(
             f"{order.name}: the image has no Ray; add servekit[ray] to what the app depends on"
         )
-    cluster = {"ray.io/cluster": order.name}
+    cluster = _cluster(order, found)
+    name = cluster["metadata"]["name"]
     return [
-        _cluster(order, found),
-        order.object("v1", "Service", {"spec": _service(cluster)}),
-        *_network(order, cluster),
-        _job(order, found),
+        _network(order, name),
+        cluster,
+        _job(order, found, name),
+        order.object("v1", "Service", {"spec": _service(name)}),
     ]
 
 
@@ -55,7 +59,7 @@ def _cluster(order: Order, ray: Ray) -> Manifest:
         "headGroupSpec": head,
         "workerGroupSpecs": [_group(order, ray, group) for group in ray.groups],
     }
-    return order.object("ray.io/v1", "RayCluster", {"spec": spec})
+    return order.object("ray.io/v1", "RayCluster", {"spec": spec}, suffix=f"-{_digest(spec)}")
 
 
 def _group(order: Order, ray: Ray, group: Workers) -> Manifest:
@@ -100,11 +104,10 @@ def _template(
         "containers": [container],
         **where(order),
     }
-    found: Manifest = {"spec": spec}
-    if order.overlay.labels or order.overlay.annotations:
-        both = {"labels": order.overlay.labels, "annotations": order.overlay.annotations}
-        found["metadata"] = {name: dict(values) for name, values in both.items() if values}
-    return found
+    metadata: Manifest = {"labels": {**order.overlay.labels, **order.labels}}
+    if order.overlay.annotations:
+        metadata["annotations"] = dict(order.overlay.annotations)
+    return {"metadata": metadata, "spec": spec}
 
 
 def _token(ray: Ray) -> list[dict[str, Any]]:
@@ -115,34 +118,35 @@ def _token(ray: Ray) -> list[dict[str, Any]]:
     ]
 
 
-def _service(cluster: dict[str, str]) -> Manifest:
-    selector = {**cluster, "ray.io/node-type": "worker", _DOOR: "true"}
+def _service(cluster: str) -> Manifest:
+    selector = {"ray.io/cluster": cluster, "ray.io/node-type": "worker", _DOOR: "true"}
     return {"selector": selector, "ports": [{"name": "http", "port": 80, "targetPort": PORT}]}
 
 
-def _network(order: Order, cluster: dict[str, str]) -> list[Manifest]:
-    """Return the policies: all ports within the cluster, the gateways' for callers, one for the Job."""
+def _network(order: Order, cluster: str) -> Manifest:
+    """Return the policy: all ports within a cluster, the gateways' for callers, one for the Job."""
     callers: Manifest = {"ports": [{"protocol": "TCP", "port": PORT}]}
     if order.overlay.allow_from:
         pods = {"podSelector": {"matchLabels": dict(order.overlay.allow_from)}}
         callers["from"] = [{"namespaceSelector": {}, **pods}]
-    within = {"from": [{"podSelector": {"matchLabels": cluster}}]}
+    own = {"ray.io/cluster": cluster}
     job = {
         "from": [{"podSelector": {"matchLabels": _job_labels(order)}}],
         "ports": [{"protocol": "TCP", "port": _CLIENT_PORT}],
     }
     spec = {
-        "podSelector": {"matchLabels": cluster},
+        "podSelector": {"matchLabels": own},
         "policyTypes": ["Ingress"],
-        "ingress": [within, callers, job],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": own}}]}, callers, job],
     }
-    return [order.object("networking.k8s.io/v1", "NetworkPolicy", {"spec": spec})]
+    suffix = cluster.removeprefix(order.name)
+    return order.object("networking.k8s.io/v1", "NetworkPolicy", {"spec": spec}, suffix=suffix)
 
 
-def _job(order: Order, ray: Ray) -> Manifest:
+def _job(order: Order, ray: Ray, cluster: str) -> Manifest:
     """Return what deploys this very app; another one is another Job, as a Job does not change."""
     place = {
-        "SERVEKIT_RAY_ADDRESS": f"ray://{order.name}-head-svc:{_CLIENT_PORT}",
+        "SERVEKIT_RAY_ADDRESS": f"ray://{cluster}-head-svc:{_CLIENT_PORT}",
         "SERVEKIT_GATEWAY_NODES": f"{_DOOR}=true",
     }
     container = {
@@ -159,14 +163,17 @@ def _job(order: Order, ray: Ray) -> Manifest:
     spec = {"restartPolicy": "Never", "containers": [container], **where(order)}
     job = {
         "backoffLimit": 6,  # the cluster is not there at once
-        "template": {"metadata": {"labels": _job_labels(order)}, "spec": spec},
+        "template": {"metadata": {"labels": {**order.labels, **_job_labels(order)}}, "spec": spec},
     }
-    digest = hashlib.sha256(msgspec.json.encode(job, order="sorted")).hexdigest()[:8]
-    return order.object("batch/v1", "Job", {"spec": job}, suffix=f"-deploy-{digest}")
+    return order.object("batch/v1", "Job", {"spec": job}, suffix=f"-deploy-{_digest(job)}")
 
 
 def _job_labels(order: Order) -> dict[str, str]:
     return {"servekit.io/deploys": order.name}
+
+
+def _digest(spec: Manifest) -> str:
+    return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:8]
 
 
 _RAY_DRAINS_S = 30

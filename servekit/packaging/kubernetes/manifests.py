@@ -1,4 +1,4 @@
-"""An order as the objects that a cluster is to have, in the order in which they are applied."""
+"""An order as the objects that a cluster is to have, in the order in which they are applied: pods come last."""
 
 from collections.abc import Callable
 from typing import Final
@@ -31,25 +31,22 @@ def to_yaml(objects: list[Manifest]) -> str:
 
 def _deployment(order: Order) -> list[Manifest]:
     runs = {"apiVersion": "apps/v1", "kind": "Deployment", "name": order.name}
-    return [
-        workload.service(order),
-        workload.deployment(order),
-        *autoscaler(order, runs),
-        *_around(order),
-    ]
+    return [workload.service(order), *_around(order, runs), workload.deployment(order)]
 
 
 def _rollout(order: Order) -> list[Manifest]:
-    runs = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout", "name": order.name}
-    return [*rollout(order), *autoscaler(order, runs), *_around(order)]
+    *beside, runs = rollout(order)
+    target = {"apiVersion": runs["apiVersion"], "kind": runs["kind"], "name": order.name}
+    return [*beside, *_around(order, target), runs]
 
 
-def _around(order: Order) -> list[Manifest]:
+def _around(order: Order, runs: Manifest) -> list[Manifest]:
     return [
         policy.disruption(order),
         policy.network(order),
         *policy.monitor(order),
         *routes(order),
+        *autoscaler(order, runs),
     ]
 
 

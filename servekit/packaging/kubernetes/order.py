@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 NAME = "app.kubernetes.io/name"
 MANAGER = "servekit"
-_LONGEST = 50
+_LONGEST = 40
 """Of an app's name, as some objects have more behind it."""
 
 _GATEWAY_BYTES = 256 << 20

@@ -373,6 +373,8 @@ class Overlay(_Part, frozen=True, kw_only=True):
             raise ValueError('[ray] is for kind = "ray"')
         if self.kind == "ray" and self.ray is None:
             raise ValueError("[ray] is missing: token is the Secret that has Ray's token")
+        if self.kind == "ray" and self.surge != 1:
+            raise ValueError(f"surge={self.surge}: a new Ray cluster starts beside the old one")
         if self.graph and self.kind != "kserve":
             raise ValueError('[graph] is for kind = "kserve"')
         if self.kind == "kserve" and self.traffic:
