@@ -19,7 +19,7 @@ from servekit.cli.kubernetes import (
     Place,
     PushTo,
 )
-from servekit.cli.run import Host, LogFormat, LogLevel, Port, Target
+from servekit.cli.run import Host, LogFormat, LogLevel, Port, Target, enter_bundle
 from servekit.errors import ConfigError
 from servekit.settings import Settings
 
@@ -134,6 +134,7 @@ def deploy(
             dry_run=dry_run,
         )
         return
+    enter_bundle(app, settings)
     described = asyncio.run(describe_elsewhere(app))
     _join(settings)
     from servekit.engine.ray.deploy import (  # noqa: PLC0415

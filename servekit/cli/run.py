@@ -131,8 +131,7 @@ def dev(
 
 
 def _run(target: str, settings: Settings, *, dev: bool) -> None:
-    if Path(target).exists():
-        _enter_bundle(target, settings)
+    enter_bundle(target, settings)
     import uvloop  # noqa: PLC0415
 
     from servekit.engine.serve import serve  # noqa: PLC0415
@@ -157,8 +156,10 @@ def _run(target: str, settings: Settings, *, dev: bool) -> None:
     show.ended()
 
 
-def _enter_bundle(path: str, settings: Settings) -> None:
+def enter_bundle(path: str, settings: Settings) -> None:
     """If that is a bundle, go on as the bundle's own servekit, with the same command line."""
+    if not Path(path).exists():
+        return
     from servekit.packaging.bundle import is_bundle, read  # noqa: PLC0415
     from servekit.packaging.enter import enter  # noqa: PLC0415
 

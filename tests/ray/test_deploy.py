@@ -21,9 +21,12 @@ import servekit as sk
 
 @sk.service(version="{version}")
 class Model:
+    weights = sk.model("weights.txt")
+
     def __init__(self, added: int = 0) -> None:
         {setup}
         self.added = added
+        self.name = self.weights.read_text()
 
     @sk.reconfigure
     def add(self, added: int) -> None:
@@ -31,7 +34,7 @@ class Model:
 
     @sk.batched(max_size=8)
     def label(self, xs: list[int]) -> list[str]:
-        return [f"{version} {{x + self.added}}" for x in xs]
+        return [f"{{self.name}} {{x + self.added}}" for x in xs]
 
 
 model = sk.ref(Model, name="Model", args={args})
@@ -85,6 +88,11 @@ class Operator:
     def write(self, version: str, setup: str = "pass", args: str = "{}") -> None:
         text = APP.format(version=version, setup=setup, args=args)
         (self.folder / "app.py").write_text(text)
+        self.weights(version)
+
+    def weights(self, version: str) -> None:
+        """Write the model that the app has beside its code."""
+        (self.folder / "weights.txt").write_text(version)
 
     def run(self, *words: str, code: int = 0, stdin: str = "") -> str:
         """Run `servekit`, or a script of Python from its standard input."""
@@ -145,7 +153,7 @@ async def test_the_life_of_an_app(operator):
     async with Load(operator, "/label", rate=40, right=lambda n, text: text[3:] == str(n)) as load:
         await load.goes_on()
 
-        operator.write("v2")
+        operator.weights("v2")
         assert (await operator.later("deploy", "app.py", "--plan")).splitlines() == [
             "~  Model  restarts",
             "=  Root   stays",

@@ -5,6 +5,7 @@ controller, so there is one that writes.
 """
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from servekit.engine.description import Described
 from servekit.engine.front import bind
 from servekit.engine.numbers import initial, resize
 from servekit.engine.ray import build, cluster
-from servekit.engine.ray.code import archive
+from servekit.engine.ray.code import archive, fingerprint
 from servekit.engine.ray.controller import RayController, failure
 from servekit.engine.ray.orders import (
     CONTROLLER,
@@ -41,6 +42,7 @@ from servekit.errors import CallError, ConfigError, NotFound, ServekitError, Set
 from servekit.gateway.credentials import Credentials
 from servekit.gateway.edge import Edge
 from servekit.settings import Settings
+from servekit.spec.app import ServiceSpec
 from servekit.spec.definition import ServiceDefinition
 from servekit.spec.graph import topology
 
@@ -68,9 +70,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def revision(described: Described) -> Revision:
     """Return an app as it is sent to a cluster."""
-    assert described.app is not None
+    app = described.app
+    assert app is not None
     folders = (*described.search_path, str(Path.cwd()))
-    return Revision(app=described.app, code=archive(described.sources, folders))
+    models = [model for service in app.services for model in _models(service)]
+    services = tuple(map(_with_models, app.services))
+    return Revision(
+        app=msgspec.structs.replace(app, services=services),
+        code=archive(described.sources, folders, models),
+    )
+
+
+def _with_models(service: ServiceSpec) -> ServiceSpec:
+    """Return a service whose code is another one when its models are: running replicas have the old."""
+    models = _models(service)
+    if not models:
+        return service
+    code = hashlib.sha256(f"{service.code} {fingerprint(models)}".encode()).hexdigest()
+    return msgspec.structs.replace(service, code=code[: len(service.code)])
+
+
+def _models(service: ServiceSpec) -> list[Path]:
+    """Return the models of a service's processes that are given by path, as far as they are here."""
+    found = (model for one in service.together for model in one.models.values())
+    paths = {Path(model.source).absolute() for model in found if not model.scheme}
+    return sorted(path for path in paths if path.exists())
 
 
 def order_of(

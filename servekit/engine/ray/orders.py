@@ -25,13 +25,15 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     """The author's code, as it was when the app was described.
 
     Attributes:
-        archive: A zip of the author's modules; b"" has none.
-        digest: Of the archive.
+        archive: A zip of the author's modules, and of models beside them that are small; b"" has none.
+        links: Of the other models: where the modules look for them, and where the nodes have them.
+        digest: Of both.
         search_path: Folders on `sys.path` behind it: what the archive lacks, where the nodes have it.
         classes: Pickled classes that no module has (notebooks), by service.
     """
 
     archive: bytes = b""
+    links: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     digest: str = ""
     search_path: tuple[str, ...] = ()
     classes: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
