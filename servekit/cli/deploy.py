@@ -9,7 +9,7 @@ import typer
 
 from servekit.cli import containers
 from servekit.cli.console import Line, rows, write
-from servekit.cli.containerize import Base
+from servekit.cli.containerize import Base, BuildNetwork
 from servekit.cli.run import Host, LogFormat, LogLevel, Port, Target
 from servekit.errors import ConfigError
 from servekit.settings import Settings
@@ -44,6 +44,7 @@ def deploy(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     base: Base = "",
+    build_network: BuildNetwork = "",
     replicas: Annotated[int, typer.Option(help="Docker: containers, each the whole app.")] = 1,
     network: Annotated[
         str, typer.Option(metavar="bridge|host|NAME", help="Docker: the containers' network.")
@@ -71,6 +72,7 @@ def deploy(
             settings,
             name=name or "",
             base=base,
+            build_network=build_network,
             replicas=replicas,
             network=network,
             memory=memory,
