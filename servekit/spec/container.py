@@ -5,7 +5,6 @@ code. What changes often comes last, and an edit of the code makes one small lay
 """
 
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -39,7 +38,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     secrets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return shlex.join(self.argv)
+        return " ".join(self.argv)
 
 
 class Image(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ Whatever happens, neither the container is left nor the volume with its secrets.
 import io
 import secrets
 import tarfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from servekit.errors import SetupError
@@ -96,10 +96,10 @@ class Builder:
         return made.id
 
     def _run(self, container: "Container", step: BuildStep, output: Output) -> None:
-        stream = container.attach(stream=True, demux=True)  # before it starts: all lines come
-        container.start()
-        for out, err in stream:
-            output.feed(out, err)
+        with _attached(container) as frames:  # before it starts: all lines come
+            container.start()
+            for stream, chunk in frames:
+                output.feed(*(chunk if stream == one else None for one in (1, 2)))
         output.close()
         code: int = container.wait()["StatusCode"]
         if code:
@@ -113,8 +113,7 @@ class Builder:
 
         name = _new_name()
         with ExitStack() as stack:
-            remove = self._client.api.remove_volume  # pyright: ignore[reportUnknownMemberType]
-            stack.callback(remove, name, force=True)
+            stack.callback(self._remove_volume, name)
             self._client.volumes.create(name)
             with ExitStack() as writing:
                 writing.callback(self._remove, name)
@@ -133,6 +132,22 @@ class Builder:
             self._client.api.remove_container(name, force=True, v=True)
         except NotFound:
             return
+
+    def _remove_volume(self, name: str) -> None:
+        for volume in self._client.volumes.list(filters={"name": name}):
+            volume.remove(force=True)
+
+
+@contextmanager
+def _attached(container: "Container") -> Generator[Iterator[tuple[int, bytes]]]:
+    """Yield what a container prints: 1 for stdout or 2 for stderr, and bytes."""
+    from docker.utils import socket as frames  # noqa: PLC0415
+
+    untyped: Any = container
+    socket = untyped.attach_socket(params={"stdout": 1, "stderr": 1, "stream": 1})
+    read: Any = frames
+    with closing(getattr(socket, "_response", socket)):  # docker-py hangs it there: its owner
+        yield read.frames_iter(socket, tty=False)
 
 
 def _new_name() -> str:
