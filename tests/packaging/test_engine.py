@@ -14,7 +14,7 @@ import servekit as sk
 from servekit.errors import ConfigError, SetupError
 from servekit.packaging.docker.prepare import prepare
 from servekit.packaging.docker.step import LABEL
-from servekit.packaging.oci.assemble import Changes, assemble
+from servekit.packaging.oci.assemble import BASE_DIGEST, Changes, assemble
 from servekit.packaging.oci.base import open_base
 from servekit.packaging.oci.blobs import Blobs
 from servekit.packaging.oci.documents import Platform
@@ -263,7 +263,7 @@ def project(tmp_path_factory):
     return folder
 
 
-def test_an_app_with_commands_becomes_an_image_that_answers(shell, project, base, docker):
+def test_an_app_with_commands_answers(shell, project, base, docker, tmp_path):
     words = ("containerize", "app.py", "--base", str(base))
     on_engine = (*words, "--engine", "docker", "--build-network", "host")
     refused = shell(*words, cwd=project, fails=True)
@@ -290,9 +290,14 @@ def test_an_app_with_commands_becomes_an_image_that_answers(shell, project, base
         container.remove(force=True)
 
     away = Shell(shell.cache, "unix:///nowhere/docker.sock")
-    again = away(*on_engine, "-o", "again.tar", cwd=project).splitlines()
+    again = away(*on_engine, "-o", str(tmp_path / "again.tar"), cwd=project).splitlines()
     assert again[-1] == told[-1]  # the same digest, without the engine and the secret
     assert [line.split()[-1] for line in again[1:5]] == ["cached"] * 4
+    blobs = Blobs(tmp_path / "blobs")
+    plain = open_base(base, blobs, platform=PLATFORM)
+    finished = open_base(tmp_path / "again.tar", blobs, platform=PLATFORM)
+    assert finished.manifest.annotations[BASE_DIGEST] == plain.descriptor.digest
+    assert len(finished.config.history) == len(finished.layers) + 2  # a step, and our settings
     deploy = ("deploy", "app.py", "--target", "docker", "--base", str(base), "--plan")
     assert "words  1 containers start" in shell(*deploy, cwd=project)
     assert [found.id for found in docker.images.list("servekit/words")] == [image.id]
