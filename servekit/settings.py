@@ -8,7 +8,7 @@ table, or a value that can't be used, is a `ConfigError` that says where it was 
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -148,6 +148,11 @@ def _pairs(value: object) -> tuple[tuple[str, str], ...]:
 def _setting(default: Any, parse: Callable[[object], Any], variable: str = "") -> Any:
     """Return a dataclass field that knows how to read its value, and its variable's odd name."""
     return field(default=default, metadata={"parse": parse, "variable": variable})
+
+
+def given(names: Iterable[str]) -> dict[str, str]:
+    """Return those of some environment variables that are set: secrets, which are no settings."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Self, TextIO, TypeAlias
 
@@ -20,6 +21,7 @@ Line: TypeAlias = Sequence[tuple[str, str]]
 
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S: Final = 0.08
+_LOG_LINES: Final = 6
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
@@ -126,11 +128,15 @@ class Spinner:
 
 
 class Steps:
-    """One line that tells what goes on, for a person who waits; nothing where nobody looks."""
+    """One line that tells what goes on, for a person who waits, and below it what that prints last.
+
+    Where nobody looks, there is only what it prints: plain lines, on stderr.
+    """
 
     def __init__(self) -> None:
         self._status: Status | None = None
         self._text = ""
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
 
     def __enter__(self) -> Self:
         if is_terminal(sys.stderr):
@@ -145,14 +151,30 @@ class Steps:
     def step(self, text: str) -> None:
         """Tell what begins now."""
         self._text = text
-        if self._status is not None:
-            self._status.update(text)
+        self._log.clear()
+        self._show(text)
 
     def progress(self, done: int, total: int) -> None:
         """Tell how many bytes of it are done."""
-        if self._status is not None and total:
+        if total:
             share = f"{100 * done // total} % of {total / 2**20:.0f} MiB"
-            self._status.update(f"{self._text}  {share}")
+            self._show(f"{self._text}  {share}")
+
+    def log(self, line: str) -> None:
+        """Show a line that it prints."""
+        if self._status is None:
+            write([(line, "")], stream=sys.stderr)
+        self._log.append(line)
+        self._show(self._text)
+
+    def _show(self, text: str) -> None:
+        if self._status is None:
+            return
+        from rich.console import Group  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        lines = (Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in self._log)
+        self._status.update(Group(Text(text), *lines))
 
 
 def print_json(document: bytes) -> None:

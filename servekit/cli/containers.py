@@ -1,22 +1,17 @@
 """`--target docker` of `servekit deploy`, `status`, `rollback`, `logs` and `delete`."""
 
-import os
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servekit.cli.build import bundle_of
 from servekit.cli.console import Line, Steps, rows, write
-from servekit.cli.containerize import image_of
+from servekit.cli.containerize import image_of, local_name
 from servekit.core.units import parse_bytes
 from servekit.errors import ConfigError
-from servekit.settings import Settings
+from servekit.settings import Settings, given
 
 if TYPE_CHECKING:
-    from docker import DockerClient
-
     from servekit.packaging.bundle import Bundle
     from servekit.packaging.docker.deployment import Deployment
     from servekit.packaging.docker.order import Order
@@ -28,6 +23,7 @@ def deploy(
     *,
     name: str,
     base: str,
+    build_network: str,
     replicas: int,
     network: str,
     memory: str,
@@ -36,6 +32,7 @@ def deploy(
 ) -> None:
     """Run an app's containers, or its new ones in place of the old."""
     from servekit.packaging.docker.deployment import Deployment, connect  # noqa: PLC0415
+    from servekit.packaging.docker.load import load  # noqa: PLC0415
     from servekit.packaging.docker.order import Order  # noqa: PLC0415
     from servekit.packaging.needs import needs_of  # noqa: PLC0415
 
@@ -45,7 +42,13 @@ def deploy(
         bundle = bundle_of(app, settings, steps)
         secrets = _secrets(bundle)
         called = name or bundle.manifest.name
-        image = _load(client, bundle, called, base, settings, steps)
+        made = image_of(
+            bundle, base, settings, steps, connect=lambda: client, network=build_network
+        )
+        steps.step("loading the image")
+        image = load(
+            client, made.image, names=[local_name(bundle, called)], progress=steps.progress
+        )
         order = Order(
             name=called,
             image=image,
@@ -139,38 +142,14 @@ def the_one(name: str | None) -> "Deployment":
 
 def _secrets(bundle: "Bundle") -> dict[str, str]:
     names = bundle.manifest.image.secret_names
-    missing = [name for name in names if name not in os.environ]
+    values = given(names)
+    missing = [name for name in names if name not in values]
     if missing:
         raise ConfigError(
             f"{bundle.manifest.name} is run with {missing[0]}, which is not set here; set it where "
             "you deploy"
         )
-    return {name: os.environ[name] for name in names}
-
-
-def _load(
-    client: "DockerClient",
-    bundle: "Bundle",
-    name: str,
-    base: str,
-    settings: Settings,
-    steps: Steps,
-) -> str:
-    """Have the image of a bundle in the engine; returns its id there."""
-    from servekit.packaging.oci.layout import write_tar  # noqa: PLC0415
-    from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
-
-    made = image_of(bundle, base, settings, steps)
-    config = made.image.manifest.config.digest
-    if not any(image.id == config for image in client.images.list(all=True)):
-        steps.step("loading the image")
-        with tempfile.TemporaryDirectory(dir=settings.cache_dir) as scratch:
-            tar = Path(scratch) / "image.tar"
-            called = Reference.parse(f"servekit/{name.lower()}:{bundle.digest[:12]}", default="")
-            write_tar(made.image, tar, names=[called], progress=steps.progress)
-            with tar.open("rb") as opened:
-                client.images.load(opened)  # pyright: ignore[reportUnknownMemberType]
-    return config
+    return values
 
 
 def _plan(order: "Order", deployment: "Deployment") -> list[Line]:

@@ -9,7 +9,7 @@ import typer
 
 from servekit.cli import containers, kubernetes
 from servekit.cli.console import Line, rows, write
-from servekit.cli.containerize import Base
+from servekit.cli.containerize import Base, BuildNetwork
 from servekit.cli.kubernetes import (
     Context,
     DryRun,
@@ -46,6 +46,7 @@ _ONLY = {
     "log_format": ("ray",),
     "log_level": ("ray",),
     "base": ("docker", "kubernetes"),
+    "build_network": ("docker",),
     "replicas": ("docker",),
     "network": ("docker",),
     "memory": ("docker",),
@@ -75,6 +76,7 @@ def deploy(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
     base: Base = "",
+    build_network: BuildNetwork = "",
     replicas: Annotated[
         int, typer.Option(help="Containers, each the whole app.", rich_help_panel="Docker")
     ] = 1,
@@ -113,6 +115,7 @@ def deploy(
             settings,
             name=name or "",
             base=base,
+            build_network=build_network,
             replicas=replicas,
             network=network,
             memory=memory,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from servekit.packaging.bundle import Bundle
     from servekit.packaging.kubernetes.deployment import Deployment, Plan
     from servekit.packaging.kubernetes.order import Order
+    from servekit.packaging.kubernetes.overlay import Overlay as OverlayFile
 
 _PANEL = "Kubernetes"
 
@@ -73,10 +74,12 @@ def deploy(
         )
     began = time.monotonic()
     with Steps() as steps:
+        wanted = _overlay(overlay, place.namespace)
         bundle = bundle_of(app, settings, steps)
-        looks = plan or dry_run
-        there = image or (push if looks else _pushed(bundle, push, base, settings, steps))
-        order = _order(bundle, there, name=name, overlay=overlay, namespace=place.namespace)
+        there = image or push
+        if push and not (plan or dry_run):
+            there = _pushed(bundle, push, base, settings, steps, with_models=wanted.models is None)
+        order = _order(bundle, there, name, wanted)
         revision = Revision(image=there, objects=manifests(order))
     if dry_run:
         sys.stdout.write(to_yaml(revision.objects))
@@ -174,17 +177,18 @@ def _deployment(place: Place, namespace: str, name: str) -> "Deployment":
     return Deployment(Cluster.connect(place.context), namespace, name)
 
 
-def _order(
-    bundle: "Bundle", image: str, *, name: str, overlay: Path | None, namespace: str
-) -> "Order":
+def _overlay(path: Path | None, namespace: str) -> "OverlayFile":
     import msgspec  # noqa: PLC0415
 
-    from servekit.packaging.kubernetes.order import Order  # noqa: PLC0415
-    from servekit.packaging.kubernetes.overlay import Overlay  # noqa: PLC0415
+    from servekit.packaging.kubernetes.overlay import Overlay as OverlayFile  # noqa: PLC0415
 
-    found = Overlay() if overlay is None else Overlay.read(overlay)
-    if namespace:
-        found = msgspec.structs.replace(found, namespace=namespace)
+    found = OverlayFile() if path is None else OverlayFile.read(path)
+    return msgspec.structs.replace(found, namespace=namespace) if namespace else found
+
+
+def _order(bundle: "Bundle", image: str, name: str, overlay: "OverlayFile") -> "Order":
+    from servekit.packaging.kubernetes.order import Order  # noqa: PLC0415
+
     manifest = bundle.manifest
     return Order(
         name=name or manifest.name.replace("_", "-"),
@@ -193,7 +197,7 @@ def _order(
         app=manifest.app,
         version=bundle.digest[:12],
         ray=_version(bundle, "ray"),
-        overlay=found,
+        overlay=overlay,
     )
 
 
@@ -206,14 +210,16 @@ def _version(bundle: "Bundle", package: str) -> str:
     return next(found, "")
 
 
-def _pushed(bundle: "Bundle", push: str, base: str, settings: Settings, steps: Steps) -> str:
+def _pushed(
+    bundle: "Bundle", push: str, base: str, settings: Settings, steps: Steps, *, with_models: bool
+) -> str:
     """Make the image of a bundle and send it; returns its reference by digest."""
     from servekit.packaging.oci.reference import Reference  # noqa: PLC0415
     from servekit.packaging.oci.registry import Registry  # noqa: PLC0415
     from servekit.packaging.oci.transfer import push_image  # noqa: PLC0415
 
     target = Reference.parse(push)
-    image = image_of(bundle, base, settings, steps).image
+    image = image_of(bundle, base, settings, steps, with_models=with_models).image
     steps.step(f"sending it to {target.registry}")
     with Registry.logged_in(target.registry) as registry:
         push_image(registry, target, image, progress=steps.progress)

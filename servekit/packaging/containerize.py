@@ -7,7 +7,7 @@ nothing else that can be written.
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -16,7 +16,7 @@ from servekit.packaging import manifest as m
 from servekit.packaging import uv
 from servekit.packaging.bundle import Bundle
 from servekit.packaging.manifest import Manifest
-from servekit.packaging.oci.assemble import Changes, Probe, assemble
+from servekit.packaging.oci.assemble import BASE_DIGEST, Changes, Probe, assemble
 from servekit.packaging.oci.blobs import Progress
 from servekit.packaging.oci.documents import Layer
 from servekit.packaging.oci.entry import Entry, walk
@@ -43,7 +43,6 @@ _VARIABLES = {
     "SERVEKIT_HOST": "0.0.0.0",  # noqa: S104
     "SERVEKIT_JOBS_DIR": "/tmp/servekit-jobs",  # noqa: S108
     "SERVEKIT_LOG_FORMAT": "json",
-    "SERVEKIT_OFFLINE": "true",
     "SERVEKIT_PORT": str(PORT),
     "SERVEKIT_RUNTIME_DIR": "/tmp",  # noqa: S108
 }
@@ -72,6 +71,8 @@ def containerize(
     base: Image,
     *,
     cache: Path,
+    prepared: Image | None = None,
+    with_models: bool = True,
     epoch: int = 0,
     told: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
@@ -82,6 +83,8 @@ def containerize(
         bundle: Verified.
         base: Has a Python of the bundle's version.
         cache: For installed dependencies.
+        prepared: The base after the `apt` and `run` of the image, which an engine has carried out.
+        with_models: Have the models in it that were fetched; else its app fetches them at its start.
         epoch: The time of everything in it, in seconds since 1970.
         told: Called with each step as it begins.
         progress: Is told the bytes of a layer that is written.
@@ -90,8 +93,10 @@ def containerize(
         ConfigError: The base has no such Python, or the image declares what only an engine can do.
     """
     manifest = bundle.manifest
-    _check(manifest)
-    python = _python(base, manifest)
+    if prepared is None:
+        _check(manifest)
+    below = prepared or base
+    python = _python(below, manifest)
     layers = LayerCache(base.blobs)
     interpreter = _interpreter(manifest.python, cache / "interpreters")
     found: list[tuple[str, Layer]] = []
@@ -126,10 +131,18 @@ def containerize(
         lambda: [*walk(folder, ENVIRONMENT[1:]), *environment],
         same=f"{folder.name} {python}",  # thousands of files that nobody changes
     )
-    if models := [*_files(bundle, of_models=True)]:
+    fetched = f"{HOME[1:]}/{m.MODELS}/"
+    models = [
+        entry
+        for entry in _files(bundle, of_models=True)
+        if with_models or not entry.path.startswith(fetched)
+    ]
+    if models:
         add("models", lambda: models)
     add("code", lambda: _code(bundle, interpreter))
-    image = assemble(base, found, _changes(bundle), epoch=epoch)
+    annotations = {BASE_DIGEST: base.descriptor.digest} if base.layers else {}
+    changes = _changes(bundle, annotations, offline=with_models)
+    image = assemble(below, found, changes, epoch=epoch)
     return Containerized(image, tuple(steps))
 
 
@@ -138,8 +151,8 @@ def _check(manifest: Manifest) -> None:
     for what, values in (("apt", image.system_packages), ("run", image.commands)):
         if values:
             raise ConfigError(
-                f"Image.{what}({values[0]!r}) runs something, which this writer can't; take a "
-                "base image that has what it would make"
+                f"Image.{what}({str(values[0])!r}) runs something, which needs a Docker engine: "
+                "--engine docker; or take a base image that has what it would make"
             )
 
 
@@ -215,7 +228,7 @@ def _but_modules(folder: str, names: list[str]) -> list[str]:
     return [n for n in names if not n.endswith(".py") and not Path(folder, n).is_dir()]
 
 
-def _changes(bundle: Bundle) -> Changes:
+def _changes(bundle: Bundle, annotations: Mapping[str, str], *, offline: bool) -> Changes:
     manifest = bundle.manifest
     path = f"{ENVIRONMENT}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     labels = {
@@ -227,12 +240,18 @@ def _changes(bundle: Bundle) -> Changes:
     if manifest.image.secret_names:
         labels["io.servekit.secrets"] = ",".join(manifest.image.secret_names)
     return Changes(
-        env={**_VARIABLES, "PATH": path, **manifest.image.variables},
+        env={
+            **_VARIABLES,
+            "SERVEKIT_OFFLINE": str(offline).lower(),
+            "PATH": path,
+            **manifest.image.variables,
+        },
         entrypoint=[PYTHON, "-m", "servekit"],
         cmd=["serve", manifest.target],
         user=_NOBODY,
         workdir=f"{HOME}/{m.CODE}",
         labels=labels,
+        annotations=annotations,
         ports=[f"{PORT}/tcp"],
         stop_signal="SIGTERM",
         probe=Probe(command=PROBE),

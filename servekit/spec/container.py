@@ -5,13 +5,14 @@ code. What changes often comes last, and an edit of the code makes one small lay
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Self
 
 import msgspec
 
 from servekit.errors import SpecError, suggest
 
-_APT = re.compile(r"[a-z0-9][a-z0-9+.-]*(?:=[A-Za-z0-9.+:~-]+)?")
+_APT = re.compile(r"[a-z0-9][a-z0-9+.-]*(?<!-)(?:=[A-Za-z0-9.+:~-]+)?")  # apt removes "name-"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PYTHON = re.compile(r"3\.[0-9]{1,2}")
 PLATFORMS = ("linux/amd64", "linux/arm64")
@@ -23,6 +24,21 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     index: str = ""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is run in the image while it is made.
+
+    Attributes:
+        argv: The program and its arguments.
+        secrets: Environment variables of who builds; each is the file `/run/secrets/NAME` meanwhile.
+    """
+
+    argv: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(self.argv)
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -41,7 +57,7 @@ class Image(msgspec.Struct, frozen=True):
     python: str = ""
     platform: str = "linux/amd64"
     system_packages: tuple[str, ...] = ()
-    commands: tuple[tuple[str, ...], ...] = ()
+    commands: tuple[Command, ...] = ()
     requirements: tuple[Requirement, ...] = ()
     lock: str = ""
     included: tuple[str, ...] = ()
@@ -59,14 +75,8 @@ class Image(msgspec.Struct, frozen=True):
         for name in self.system_packages:
             if not _APT.fullmatch(name):
                 raise SpecError(f"Image.apt({name!r}): no name of a package of Debian")
-        for argv in self.commands:
-            if not argv or not argv[0]:
-                raise SpecError("Image.run(): give a program and its arguments, one by one")
-            if len(argv) == 1 and " " in argv[0]:
-                words = ", ".join(map(repr, argv[0].split()))
-                raise SpecError(
-                    f"Image.run({argv[0]!r}): there is no shell; give the words one by one: {words}"
-                )
+        for command in self.commands:
+            _check_command(command)
         for name, value in self.variables.items():
             if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise SpecError(f"Image.env({name}={value!r}): write it as text")
@@ -80,20 +90,25 @@ class Image(msgspec.Struct, frozen=True):
                 raise SpecError(f"Image.secrets({name!r}): no name of an environment variable")
 
     def apt(self, *names: str) -> Self:
-        """Install packages of Debian; needs the Docker engine, or a base that has them.
+        """Install packages of Debian; needs a Docker engine, or a base that has them.
 
         Args:
             *names: Like `"ffmpeg"` or `"ffmpeg=7:5.1.6-0"`.
         """
         return self._with(system_packages=(*self.system_packages, *names))
 
-    def run(self, *argv: str) -> Self:
-        """Run a command in the image, as root, without a shell; needs the Docker engine.
+    def run(self, *argv: str, secrets: Sequence[str] = ()) -> Self:
+        """Run a command in the image, as root, without a shell; needs a Docker engine.
 
         Args:
             *argv: The program and its arguments: `.run("ldconfig", "-v")`.
+            secrets: Names of environment variables of who builds. While it runs, the file
+                `/run/secrets/NAME` has the value; the image does not.
         """
-        return self._with(commands=(*self.commands, argv))
+        if isinstance(secrets, str):
+            raise SpecError(f"Image.run(secrets={secrets!r}): write it as ({secrets!r},)")
+        command = Command(argv=argv, secrets=tuple(secrets))
+        return self._with(commands=(*self.commands, command))
 
     def packages(self, *requirements: str, index: str = "") -> Self:
         """Add dependencies to those of the project.
@@ -123,3 +138,20 @@ class Image(msgspec.Struct, frozen=True):
 
     def _with(self, **changes: Any) -> Self:
         return msgspec.structs.replace(self, **changes)
+
+
+def _check_command(command: Command) -> None:
+    argv = command.argv
+    if not argv or not argv[0]:
+        raise SpecError("Image.run(): give a program and its arguments, one by one")
+    for word in argv:
+        if not isinstance(word, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SpecError(f"Image.run(… {word!r} …): write it as text")
+    if len(argv) == 1 and " " in argv[0]:
+        words = ", ".join(map(repr, argv[0].split()))
+        raise SpecError(
+            f"Image.run({argv[0]!r}): there is no shell; give the words one by one: {words}"
+        )
+    for name in command.secrets:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SpecError(f"Image.run(secrets=({name!r},)): no name of an environment variable")

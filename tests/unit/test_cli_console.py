@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from servekit.cli.console import fail, is_terminal, print_json, rows, write
+from servekit.cli.console import Steps, fail, is_terminal, print_json, rows, write
 
 
 def test_rows_pad_all_cells_but_the_last():
@@ -55,3 +55,24 @@ def test_fail_says_it_in_the_first_line_and_hints_in_the_last(capsys):
 def test_json_stays_the_same_document(document, capsys):
     print_json(document)
     assert json.loads(capsys.readouterr().out) == json.loads(document)
+
+
+def test_what_a_step_prints_is_plain_lines_where_nobody_looks(capsys):
+    with Steps() as steps:
+        steps.step("run [x]")
+        steps.log("[bold]one[/]")
+        steps.progress(1, 2)
+        steps.log("two")
+    assert capsys.readouterr().err == "[bold]one[/]\ntwo\n"
+
+
+def test_a_terminal_has_the_last_lines_below_the_step(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    sink = Terminal()
+    monkeypatch.setattr("sys.stderr", sink)
+    with Steps() as steps:
+        steps.step("run [x]")
+        for number in range(10):
+            steps.log(f"[line {number}]")
+    last = sink.getvalue().rpartition("run [x]")[2]
+    assert [f"[line {n}]" in last for n in range(10)] == [False] * 4 + [True] * 6

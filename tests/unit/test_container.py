@@ -6,7 +6,7 @@ import pytest
 import servekit as sk
 from servekit.errors import ConfigError, SpecError
 from servekit.packaging.declared import image_of
-from servekit.spec.container import Image, Requirement
+from servekit.spec.container import Command, Image, Requirement
 from servekit.spec.describe import describe
 
 
@@ -15,6 +15,7 @@ def test_each_method_makes_another_image():
     image = (
         first.apt("ffmpeg", "libgomp1=12.2.0-14")
         .run("ldconfig", "-v")
+        .run("get", "model", secrets=["HF_TOKEN"])
         .packages("torch==2.6", index="https://wheels.example.com/cpu")
         .packages("numpy")
         .lockfile("locks/pylock.toml")
@@ -28,7 +29,10 @@ def test_each_method_makes_another_image():
         base="base:1",
         python="3.12",
         system_packages=("ffmpeg", "libgomp1=12.2.0-14"),
-        commands=(("ldconfig", "-v"),),
+        commands=(
+            Command(argv=("ldconfig", "-v")),
+            Command(argv=("get", "model"), secrets=("HF_TOKEN",)),
+        ),
         requirements=(
             Requirement(text="torch==2.6", index="https://wheels.example.com/cpu"),
             Requirement(text="numpy"),
@@ -47,7 +51,11 @@ def test_each_method_makes_another_image():
         (lambda i: i.apt("two words"), "no name of a package"),
         (lambda i: i.apt("$(reboot)"), "no name of a package"),
         (lambda i: i.apt("-y"), "no name of a package"),
+        (lambda i: i.apt("curl-"), "no name of a package"),
         (lambda i: i.run(), "one by one"),
+        (lambda i: i.run("sleep", 1), "1 ….: write it as text"),
+        (lambda i: i.run("x", secrets="TOKEN"), r"write it as \('TOKEN',\)"),
+        (lambda i: i.run("x", secrets=("../x",)), "'../x'.*no name of an environment variable"),
         (lambda i: i.run("apt-get update"), "there is no shell; .*'apt-get', 'update'"),
         (lambda i: i.env(A=1), "write it as text"),
         (lambda i: i.env(HF_TOKEN="x"), r"name it in \.secrets\('HF_TOKEN'\)"),
@@ -87,8 +95,8 @@ def read(tmp_path, text: str, service: str = "") -> Image:
     return image_of(tmp_path / "app.py", service)
 
 
-CHAIN = "sk.Image('b', python='3.12').apt('ffmpeg').env(A='1')"
-EXPECTED = Image("b", python="3.12").apt("ffmpeg").env(A="1")
+CHAIN = "sk.Image('b', python='3.12').apt('ffmpeg').run('x', 'y', secrets=('T',)).env(A='1')"
+EXPECTED = Image("b", python="3.12").apt("ffmpeg").run("x", "y", secrets=("T",)).env(A="1")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,7 @@ EXPECTED = Image("b", python="3.12").apt("ffmpeg").env(A="1")
     [
         f"import nowhere\n@sk.service(image={CHAIN})\nclass A: ...\n",
         f"BOX = {CHAIN}\n@sk.service(image=BOX)\nclass A: ...\n",
-        "BASE = sk.Image('b', python='3.12')\n@service(image=BASE.apt('ffmpeg').env(A='1'))\nclass A: ...",
+        "BASE = sk.Image('b', python='3.12')\n@service(image=BASE.apt('ffmpeg').run('x', 'y', secrets=['T']).env(A='1'))\nclass A: ...",
         f"@sk.service(image={CHAIN})\nclass A: ...\n@sk.service(image={CHAIN})\nclass B: ...\n",
         f"@sk.service(gpu=1, image={CHAIN.replace('sk.', '')})\nclass A: ...\n@sk.service\nclass B: ...",
     ],
@@ -116,6 +124,9 @@ def test_what_a_module_declares_is_read(tmp_path, text):
         ("sk.Image().apt(*NAMES)", ConfigError, "no literal"),
         ("sk.Image().env(**VARIABLES)", ConfigError, "no literal"),
         ("sk.Image(bsae='x')", ConfigError, "bsae"),
+        ("sk.Image().run('x', secrets=(NAME,))", ConfigError, "no literal"),
+        ("sk.Image().run('x', secret='T')", ConfigError, "secret"),
+        ("sk.Image().run('x', secrets='T')", SpecError, r"app\.py:1: Image\.run"),
         ("sk.Image().apt('a b')", SpecError, r"app\.py:1: Image\.apt"),
         ("sk.Image().render('x')", ConfigError, "is not read"),
     ],

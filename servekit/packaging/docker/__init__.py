@@ -1,4 +1,7 @@
-"""An app as containers of one Docker engine: the same image several times, behind one port.
+"""A Docker engine: it makes what our own writer can't, and runs an app.
+
+`prepare` turns a base into one with packages of Debian and what commands leave; `load` has an image of
+ours in the engine. A `Deployment` is one app as several containers of one image, behind one port:
 
 ::
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 _POLL_S = 0.3
+_TIMEOUT_S = 600
+"""To load or to commit many GB takes the engine as long without a word."""
 _TAIL = 40
 """Lines of a container's log that an error shows."""
 
@@ -42,7 +44,7 @@ def connect() -> "DockerClient":
     from docker.errors import DockerException  # noqa: PLC0415
 
     try:
-        client = docker.from_env()
+        client = docker.from_env(timeout=_TIMEOUT_S)
         client.ping()
     except DockerException as error:
         raise ConfigError(

@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -91,8 +91,22 @@ def open_layout(path: Path, blobs: Blobs, *, platform: Platform, tag: str = "") 
     return load_image(blobs, descriptor, platform=platform, fetch=fetch, where=where)
 
 
-def open_archive(path: Path, blobs: Blobs, *, platform: Platform, tag: str = "") -> Image:
-    """Return an image of a tar: of an OCI layout, or of `docker save`. Arguments as `open_layout`.
+def open_archive(
+    path: Path,
+    blobs: Blobs,
+    *,
+    platform: Platform,
+    tag: str = "",
+    known: Sequence[Layer] = (),
+) -> Image:
+    """Return an image of a tar: of an OCI layout, or of `docker save`.
+
+    Args:
+        path: The tar.
+        blobs: Where its blobs go.
+        platform: What the image must run on.
+        tag: Which image, if there are several.
+        known: Layers that are had elsewhere, and need not be compressed again.
 
     Raises:
         ConfigError: There is no such image, or the tar has what it should not.
@@ -114,8 +128,9 @@ def open_archive(path: Path, blobs: Blobs, *, platform: Platform, tag: str = "")
         raise ConfigError(f"{where} has no member {min(missing)!r}")
     config = decode(blobs.read(members[found[0].config]), ImageConfig, where=where)
     check_image(config, [members[name] for name in found[0].layers], platform, where)
+    elsewhere = {layer.diff_id: layer for layer in known}
     layers = [
-        _layer(blobs, members[name], diff_id)
+        elsewhere.get(diff_id) or _layer(blobs, members[name], diff_id)
         for name, diff_id in zip(found[0].layers, config.rootfs.diff_ids, strict=True)
     ]
     return write_image(blobs, config, layers)

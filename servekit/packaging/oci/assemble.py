@@ -23,7 +23,7 @@ from servekit.packaging.oci.documents import (
 from servekit.packaging.oci.image import Image, write_image
 
 _NS: Final = 1_000_000_000
-_BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
+BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
 _BASE_NAME: Final = "org.opencontainers.image.base.name"
 _CREATED: Final = "org.opencontainers.image.created"
 
@@ -54,7 +54,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
         workdir: Absolute.
         ports: Like `3000/tcp`.
         stop_signal: Like `SIGTERM`.
-        annotations: Of the manifest.
+        annotations: Of the manifest; they win over what it would say by itself.
     """
 
     env: Mapping[str, str] = {}
@@ -104,11 +104,12 @@ def assemble(
         rootfs=DiffIds(diff_ids=[layer.diff_id for layer in every]),
         history=history,
     )
-    annotations = {_CREATED: created, **changes.annotations}
+    annotations = {_CREATED: created}
     if base.layers:
-        annotations[_BASE_DIGEST] = base.descriptor.digest
+        annotations[BASE_DIGEST] = base.descriptor.digest
     if base.origin is not None:
         annotations[_BASE_NAME] = str(base.origin)
+    annotations |= changes.annotations
     return write_image(
         base.blobs, config, every, annotations=annotations, fetch=base.fetch, origin=base.origin
     )

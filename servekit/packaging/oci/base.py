@@ -6,15 +6,18 @@ A registry's are in `transfer`, and nothing at all is `scratch`.
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from servekit.errors import ConfigError
 from servekit.packaging.oci.archive import file_chunks, is_archive, open_archive, open_layout
 from servekit.packaging.oci.blobs import Blobs
 from servekit.packaging.oci.compression import inflated
-from servekit.packaging.oci.documents import DiffIds, ImageConfig, Platform, Settings
+from servekit.packaging.oci.documents import DiffIds, History, ImageConfig, Platform, Settings
 from servekit.packaging.oci.image import Image, write_image
 from servekit.packaging.oci.layer import LayerCache
 from servekit.packaging.oci.rootfs import index_layer, read_index, write_index
 
+_ORIGIN: Final = "servekit: root filesystem"
 _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -59,7 +62,9 @@ def _root_filesystem(path: Path, blobs: Blobs, platform: Platform) -> Image:
         layer = layers.tar(inflated(file_chunks(path), where=where), diff_id)
         write_index(blobs, diff_id, index)
         layers.put(key, layer)
-    return write_image(blobs, _config(platform, (layer.diff_id,)), (layer,))
+    history = [History(created_by=_ORIGIN)]  # a line for each layer, or engines mix them up
+    config = msgspec.structs.replace(_config(platform, (layer.diff_id,)), history=history)
+    return write_image(blobs, config, (layer,))
 
 
 def _config(platform: Platform, diff_ids: tuple[str, ...]) -> ImageConfig:
