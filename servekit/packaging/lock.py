@@ -51,6 +51,15 @@ class Options:
             found += ["--find-links", link]
         return found + (["--torch-backend", self.torch_backend] if self.torch_backend else [])
 
+    def given(self) -> str:
+        """Return the first option that says how to resolve, as servekit takes it, or ""."""
+        options = {
+            "--index": self.index,
+            "--find-links": self.find_links,
+            "--torch-backend": self.torch_backend,
+        }
+        return next((name for name, value in options.items() if value), "")
+
 
 @dataclass(frozen=True)
 class Lock:
@@ -111,6 +120,10 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
         raise ConfigError(
             f"{origin} has all dependencies, so Image.packages({image.requirements[0].text!r}) is "
             "too late; add it to the project and lock again"
+        )
+    elif given := options.given():
+        raise ConfigError(
+            f"{origin} has all dependencies, so {given} is too late; lock again with it"
         )
     reader = _Reader(root, origin, scratch)
     packages = [reader.package(p) for p in _packages(text, origin) if not _is_itself(p)]

@@ -216,7 +216,7 @@ def test_what_would_not_run_elsewhere(project, cache, tmp_path):
         "config.py:1: a token of GitHub": ("config.py", f"X = 'ghp_{'a1' * 18}'\n"),
         "Image.run('apt-get update'): there is no shell": (
             "app.py",
-            app.replace("@sk.service", "@sk.service(image=sk.Image().run('apt-get update'))"),
+            app.replace("sk.Image()", "sk.Image().run('apt-get update')"),
         ),
     }
     for expected, (name, text) in cases.items():

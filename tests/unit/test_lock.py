@@ -162,6 +162,17 @@ def test_locked_resolves_nothing(tmp_path, monkeypatch):
     assert made(tmp_path, locked=True).has("servekit")
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"index": "https://me:pw@example.com"}, {"find_links": ("x",)}, {"torch_backend": "cpu"}],
+)
+def test_how_to_resolve_is_too_late_for_a_lock(tmp_path, option):
+    written(tmp_path, "")
+    name = f"--{next(iter(option)).replace('_', '-')}"
+    with pytest.raises(ConfigError, match=f"so {name} is too late; lock again with it"):
+        made(tmp_path, **option)
+
+
 def test_options_as_uv_takes_them():
     options = Options(index="https://example.com", find_links=("a", "b"), torch_backend="cpu")
     assert options.words() == [
@@ -184,6 +195,11 @@ def test_servekit_itself(tmp_path, monkeypatch):
     """From an index it is that version; from a file, that file; with the extras that are asked for."""
     asked = tmp_path / "requirements.txt"
     asked.write_text("numpy\nservekit[onnx, auth]>=0.1\nservekit-plugins\n")
+    project = tmp_path / "pyproject.toml"
+    project.write_text(
+        '[project]\ndependencies = ["servekit[auth]"]\n'
+        '[project.optional-dependencies]\ndev = ["servekit[build]"]\n'
+    )
     path, _ = wheel(tmp_path, f"servekit-{__version__}-py3-none-any.whl")
     for url, expected in (
         (None, f"servekit[auth,onnx]=={__version__}\n"),
@@ -191,6 +207,7 @@ def test_servekit_itself(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr("importlib.metadata.distribution", lambda _, url=url: Origin(url))
         assert own_requirement([asked], tmp_path) == expected
+        assert own_requirement([project], tmp_path) == expected.replace("auth,onnx", "auth")
     path.unlink()
     with pytest.raises(ConfigError, match="which is not there any more"):
         own_requirement([asked], tmp_path)
