@@ -1,36 +1,20 @@
 """Each `servekit …` that a page, a template or its CI shows without running it is one that the command takes."""
 
-import importlib.util
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from servekit.cli import main
+from tests.house.test_docs import blocks_of
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "templates"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WORKFLOWS = sorted(TEMPLATES.glob("*/dot-github/workflows/*.yml"))
-
-
-def _blocks_of(page: Path) -> list[Any]:
-    """Return a page's blocks, by the module beside this one; the tests' folders are no packages."""
-    name = "servekit_test_docs"
-    if name not in sys.modules:
-        file = Path(__file__).with_name("test_docs.py")
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    blocks: list[Any] = sys.modules[name].blocks_of(page)
-    return blocks
 
 
 def commands(script: str) -> Iterator[list[str]]:
@@ -99,7 +83,7 @@ def test_a_templates_readme_shows_commands_that_exist(path):
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_a_page_shows_commands_that_exist(page):
-    for block in _blocks_of(page):
+    for block in blocks_of(page):
         if block.lang == "text":
             prompts = re.findall(r"^\$ (.*(?:\\\n.*)*)$", block.text, re.MULTILINE)
             for words in commands("\n".join(prompts)):
