@@ -46,19 +46,15 @@ class Options:
 
     def words(self) -> list[str]:
         """Return the options as uv takes them."""
+        backend = ["--torch-backend", self.torch_backend] if self.torch_backend else []
+        return [*self.places(), *backend]
+
+    def places(self) -> list[str]:
+        """Return those of them that say where packages are."""
         found = ["--default-index", self.index] if self.index else []
         for link in self.find_links:
             found += ["--find-links", link]
-        return found + (["--torch-backend", self.torch_backend] if self.torch_backend else [])
-
-    def given(self) -> str:
-        """Return the first option that says how to resolve, as servekit takes it, or ""."""
-        options = {
-            "--index": self.index,
-            "--find-links": self.find_links,
-            "--torch-backend": self.torch_backend,
-        }
-        return next((name for name, value in options.items() if value), "")
+        return found
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
     Raises:
         ConfigError: They can't be resolved, or not installed elsewhere.
     """
-    origin, text = _locked(root, image) or ("", "")
+    origin, text = _locked(root, image, options) or ("", "")
     if not origin:
         if options.locked:
             raise ConfigError(
@@ -120,10 +116,6 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
         raise ConfigError(
             f"{origin} has all dependencies, so Image.packages({image.requirements[0].text!r}) is "
             "too late; add it to the project and lock again"
-        )
-    elif given := options.given():
-        raise ConfigError(
-            f"{origin} has all dependencies, so {given} is too late; lock again with it"
         )
     reader = _Reader(root, origin, scratch)
     packages = [reader.package(p) for p in _packages(text, origin) if not _is_itself(p)]
@@ -137,19 +129,31 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
     return lock
 
 
-def _locked(root: Path, image: Image) -> tuple[str, str] | None:
+def _locked(root: Path, image: Image, options: Options) -> tuple[str, str] | None:
     """Return the name and the text of the project's lock file, if it has one."""
     names = (image.lock,) if image.lock else ("pylock.toml", "uv.lock")
     for name in names:
         file = root / name
         if file.is_file():
             if file.name != "uv.lock":
+                _refuse(name, "--index", options.index)
+                _refuse(name, "--find-links", options.find_links)
+                _refuse(name, "--torch-backend", options.torch_backend)
                 return name, file.read_text("utf-8")
+            _refuse(name, "--torch-backend", options.torch_backend)
             words = ("export", "--locked", "--format", "pylock.toml", "--no-dev")
-            return name, uv.run(*words, cwd=file.parent, doing=f"read {name}")
+            return name, uv.run(*words, *options.places(), cwd=file.parent, doing=f"read {name}")
     if image.lock:
         raise ConfigError(f"Image.lockfile({image.lock!r}): there is no such file in {root}")
     return None
+
+
+def _refuse(lock: str, option: str, value: str | tuple[str, ...]) -> None:
+    """Refuse an option, if it is given, that comes too late where there is a lock file."""
+    if value:
+        raise ConfigError(
+            f"{lock} has all dependencies, so {option} is too late; lock again with it"
+        )
 
 
 def _resolved(

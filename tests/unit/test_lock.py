@@ -22,9 +22,11 @@ wheels = [{url = "https://example.com/servekit-0.1.0-py3-none-any.whl", hashes =
 """
 
 
+HEAD = 'lock-version = "1.0"\ncreated-by = "a test"\n'
+
+
 def written(root: Path, packages: str, *, servekit: str = SERVEKIT) -> None:
-    head = 'lock-version = "1.0"\ncreated-by = "a test"\n'
-    (root / "pylock.toml").write_text(head + servekit + packages)
+    (root / "pylock.toml").write_text(HEAD + servekit + packages)
 
 
 def made(root: Path, image: Image | None = None, **options) -> locks.Lock:
@@ -171,6 +173,17 @@ def test_how_to_resolve_is_too_late_for_a_lock(tmp_path, option):
     name = f"--{next(iter(option)).replace('_', '-')}"
     with pytest.raises(ConfigError, match=f"so {name} is too late; lock again with it"):
         made(tmp_path, **option)
+
+
+def test_where_a_lock_of_uv_has_its_packages_from(tmp_path, monkeypatch):
+    """uv compares that with the lock, so it must know; which PyTorch is in the lock."""
+    said = []
+    monkeypatch.setattr(uv, "run", lambda *words, **_: said.extend(words) or HEAD + SERVEKIT)
+    (tmp_path / "uv.lock").touch()
+    made(tmp_path, find_links=("wheels",), index="https://example.com")
+    assert {"--locked", "--find-links", "wheels", "--default-index"} <= {*said}
+    with pytest.raises(ConfigError, match=r"uv\.lock has all .* --torch-backend is too late"):
+        made(tmp_path, torch_backend="cpu")
 
 
 def test_options_as_uv_takes_them():
