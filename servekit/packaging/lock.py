@@ -105,20 +105,21 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
     Raises:
         ConfigError: They can't be resolved, or not installed elsewhere.
     """
-    origin, text = _locked(root, image, options) or ("", "")
-    if not origin:
+    found = _locked(root, image, options)
+    if found is None:
         if options.locked:
             raise ConfigError(
                 f"{root} has no lock file, and --locked resolves nothing; `uv lock` makes one"
             )
-        origin, text = _resolved(root, image, options, python=python, scratch=scratch)
+        found = _resolved(root, image, options, python=python, scratch=scratch)
     elif image.requirements:
         raise ConfigError(
-            f"{origin} has all dependencies, so Image.packages({image.requirements[0].text!r}) is "
+            f"{found.origin} has all dependencies, so Image.packages({image.requirements[0].text!r}) is "
             "too late; add it to the project and lock again"
         )
-    reader = _Reader(root, origin, scratch)
-    packages = [reader.package(p) for p in _packages(text, origin) if not _is_itself(p)]
+    origin = found.origin
+    reader = _Reader(found, scratch)
+    packages = [reader.package(p) for p in _packages(found.text, origin) if not _is_itself(p)]
     ordered = sorted(packages, key=lambda package: (package.name, str(package.marker or "")))
     lock = Lock(tuple(ordered), reader.wheels, origin)
     if not lock.has("servekit"):
@@ -129,8 +130,17 @@ def make(root: Path, image: Image, options: Options, *, python: str, scratch: Pa
     return lock
 
 
-def _locked(root: Path, image: Image, options: Options) -> tuple[str, str] | None:
-    """Return the name and the text of the project's lock file, if it has one."""
+@dataclass(frozen=True)
+class _Found:
+    """A lock file's text: what it is of, and the folder that its paths start from."""
+
+    origin: str
+    text: str
+    folder: Path
+
+
+def _locked(root: Path, image: Image, options: Options) -> _Found | None:
+    """Return the project's lock file, if it has one."""
     names = (image.lock,) if image.lock else ("pylock.toml", "uv.lock")
     for name in names:
         file = root / name
@@ -139,10 +149,11 @@ def _locked(root: Path, image: Image, options: Options) -> tuple[str, str] | Non
                 _refuse(name, "--index", options.index)
                 _refuse(name, "--find-links", options.find_links)
                 _refuse(name, "--torch-backend", options.torch_backend)
-                return name, file.read_text("utf-8")
+                return _Found(name, file.read_text("utf-8"), file.parent)
             _refuse(name, "--torch-backend", options.torch_backend)
             words = ("export", "--locked", "--format", "pylock.toml", "--no-dev")
-            return name, uv.run(*words, *options.places(), cwd=file.parent, doing=f"read {name}")
+            text = uv.run(*words, *options.places(), cwd=file.parent, doing=f"read {name}")
+            return _Found(name, text, file.parent)
     if image.lock:
         raise ConfigError(f"Image.lockfile({image.lock!r}): there is no such file in {root}")
     return None
@@ -156,9 +167,7 @@ def _refuse(lock: str, option: str, value: str | tuple[str, ...]) -> None:
         )
 
 
-def _resolved(
-    root: Path, image: Image, options: Options, *, python: str, scratch: Path
-) -> tuple[str, str]:
+def _resolved(root: Path, image: Image, options: Options, *, python: str, scratch: Path) -> _Found:
     """Have uv resolve what the project and the image ask for, and servekit itself."""
     import tomli_w  # noqa: PLC0415
 
@@ -182,7 +191,7 @@ def _resolved(
         cwd=root,
         doing=f"lock the dependencies of {origin}",
     )
-    return origin, locked.read_text("utf-8")
+    return _Found(origin, locked.read_text("utf-8"), scratch)
 
 
 def _asks(file: Path) -> bool:
@@ -252,9 +261,9 @@ class _Reader:
         wheels: What goes along, by file name.
     """
 
-    def __init__(self, root: Path, origin: str, scratch: Path) -> None:
-        self._root = root
-        self._origin = origin
+    def __init__(self, found: _Found, scratch: Path) -> None:
+        self._folder = found.folder
+        self._origin = found.origin
         self._scratch = scratch
         self.wheels: dict[str, Path] = {}
 
@@ -267,7 +276,7 @@ class _Reader:
                 "give its folder: --find-links FOLDER"
             )
         if package.directory is not None:
-            wheel = build_wheel(self._root / package.directory.path, self._scratch)
+            wheel = build_wheel((self._folder / package.directory.path).resolve(), self._scratch)
             return _of(package, (self._take(wheel, ""),))
         if package.archive is not None:
             return _of(package, (self._file(package.archive, where),))
@@ -292,7 +301,7 @@ class _Reader:
                 "and give its folder: --find-links FOLDER"
             )
         if path:
-            return self._take(self._root / path, digest)
+            return self._take(self._folder / path, digest)
         if url.username or url.password:
             raise ConfigError(
                 f"{where}: its URL has credentials; keep them in ~/.netrc or a keyring, and lock "
