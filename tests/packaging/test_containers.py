@@ -257,3 +257,15 @@ def test_five_commands_from_nothing_to_a_container(shell, base, docker, tmp_path
         assert done.returncode == 0, done.stderr
         assert matches(shown, done.stdout.replace(port, "3000")), f"{command}\n{done.stdout}"
     assert docker.containers.list(all=True) == []
+
+
+def test_the_demos_image_is_small(shell, base, tmp_path):
+    """What it adds to its base, compressed, as a registry has it; onnxruntime and numpy are most of it."""
+    folder = Path(__file__).parents[2] / "examples/filetypes"
+    made = tmp_path / "demo"
+    told = shell("containerize", "app.py", "--base", str(base), "-o", str(made), cwd=folder)
+    [image] = json.loads((made / "index.json").read_text())["manifests"]
+    manifest = made / "blobs/sha256" / image["digest"].removeprefix("sha256:")
+    _, *own = json.loads(manifest.read_text())["layers"]
+    assert len(own) == 2
+    assert sum(layer["size"] for layer in own) < 150_000_000, told
