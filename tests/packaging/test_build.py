@@ -54,9 +54,11 @@ def served(handler) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +320,7 @@ def test_dependencies_of_a_private_index_and_of_a_folder(cache, tmp_path):
         words = ("build", "app.py", "-o", "own.bundle")
         told = command(*words, cwd=app, cache=cache, fails=True, NETRC=str(netrc))
         assert "401 Unauthorized" in told
+        assert "uv takes credentials from ~/.netrc" in told
         netrc.write_text("machine 127.0.0.1 login me password pa55\n")
         command(*words, cwd=app, cache=cache, NETRC=str(netrc))
     bundle = read(app / "own.bundle", cache / "bundles")
