@@ -17,7 +17,8 @@ PLACEHOLDER: Final = "__project__"
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
 _LONGEST: Final = 60
-_RENAMED: Final = {"gitignore": ".gitignore"}  # so that it doesn't act on the template's own folder
+_DOT: Final = "dot-"
+"""How a name starts in a template that starts with a dot in a project: so it does nothing here."""
 _MADE: Final = shutil.ignore_patterns("__pycache__", ".*", "*.onnx", "*.pyc")
 
 
@@ -81,8 +82,8 @@ def create(name: str, template: Template, parent: Path) -> Path:
             text = path.read_text("utf-8")
             if PLACEHOLDER in text:
                 path.write_text(text.replace(PLACEHOLDER, name), "utf-8")
-            if path.name in _RENAMED:
-                path.rename(path.with_name(_RENAMED[path.name]))
+        for path in sorted(folder.rglob(f"{_DOT}*"), reverse=True):  # what is in a folder before it
+            path.rename(path.with_name(f".{path.name.removeprefix(_DOT)}"))
     except OSError as error:
         raise ConfigError(f"can't write {folder}: {error.strerror or error}") from error
     return folder

@@ -27,7 +27,8 @@ def environment(lock: Path, *, python: str, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{home.name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        if not (home / _DONE).exists():
+        # Its Python is a link: to one that may be gone, in a cache that was brought from elsewhere.
+        if not ((home / _DONE).exists() and interpreter.exists()):
             shutil.rmtree(home, ignore_errors=True)
             uv.run(
                 "venv", "--python", python, home, doing=f"make an environment of Python {python}"

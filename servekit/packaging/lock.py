@@ -8,6 +8,7 @@ commits of repositories.
 """
 
 import hashlib
+import secrets
 import sys
 import time
 import tomllib
@@ -54,10 +55,15 @@ class Options:
 
     def words(self) -> list[str]:
         """Return the options as uv takes them."""
+        backend = ["--torch-backend", self.torch_backend] if self.torch_backend else []
+        return [*self.places(), *backend]
+
+    def places(self) -> list[str]:
+        """Return those of them that say where packages are."""
         found = ["--default-index", self.index] if self.index else []
         for link in self.find_links:
             found += ["--find-links", link]
-        return found + (["--torch-backend", self.torch_backend] if self.torch_backend else [])
+        return found
 
 
 @dataclass(frozen=True)
@@ -110,20 +116,21 @@ def make(
     Raises:
         ConfigError: They can't be resolved, or not installed elsewhere.
     """
-    origin, text = _locked(root, image) or ("", "")
-    if not origin:
+    found = _locked(root, image, options)
+    if found is None:
         if options.locked:
             raise ConfigError(
                 f"{root} has no lock file, and --locked resolves nothing; `uv lock` makes one"
             )
-        origin, text = _resolved(root, image, options, python=python, scratch=scratch, cache=cache)
+        found = _resolved(root, image, options, python=python, scratch=scratch, cache=cache)
     elif image.requirements:
         raise ConfigError(
-            f"{origin} has all dependencies, so Image.packages({image.requirements[0].text!r}) is "
+            f"{found.origin} has all dependencies, so Image.packages({image.requirements[0].text!r}) is "
             "too late; add it to the project and lock again"
         )
-    reader = _Reader(root, origin, cache / "wheels")
-    packages = [reader.package(p) for p in _packages(text, origin) if not _is_itself(p)]
+    origin = found.origin
+    reader = _Reader(found, cache / "wheels")
+    packages = [reader.package(p) for p in _packages(found.text, origin) if not _is_itself(p)]
     ordered = sorted(packages, key=lambda package: (package.name, str(package.marker or "")))
     lock = Lock(tuple(ordered), reader.wheels, origin)
     if not lock.has("servekit"):
@@ -134,24 +141,46 @@ def make(
     return lock
 
 
-def _locked(root: Path, image: Image) -> tuple[str, str] | None:
-    """Return the name and the text of the project's lock file, if it has one."""
+@dataclass(frozen=True)
+class _Found:
+    """A lock file's text: what it is of, and the folder that its paths start from."""
+
+    origin: str
+    text: str
+    folder: Path
+
+
+def _locked(root: Path, image: Image, options: Options) -> _Found | None:
+    """Return the project's lock file, if it has one."""
     names = (image.lock,) if image.lock else ("pylock.toml", "uv.lock")
     for name in names:
         file = root / name
         if file.is_file():
             if file.name != "uv.lock":
-                return name, file.read_text("utf-8")
+                _refuse(name, "--index", options.index)
+                _refuse(name, "--find-links", options.find_links)
+                _refuse(name, "--torch-backend", options.torch_backend)
+                return _Found(name, file.read_text("utf-8"), file.parent)
+            _refuse(name, "--torch-backend", options.torch_backend)
             words = ("export", "--locked", "--format", "pylock.toml", "--no-dev")
-            return name, uv.run(*words, cwd=file.parent, doing=f"read {name}")
+            text = uv.run(*words, *options.places(), cwd=file.parent, doing=f"read {name}")
+            return _Found(name, text, file.parent)
     if image.lock:
         raise ConfigError(f"Image.lockfile({image.lock!r}): there is no such file in {root}")
     return None
 
 
+def _refuse(lock: str, option: str, value: str | tuple[str, ...]) -> None:
+    """Refuse an option, if it is given, that comes too late where there is a lock file."""
+    if value:
+        raise ConfigError(
+            f"{lock} has all dependencies, so {option} is too late; lock again with it"
+        )
+
+
 def _resolved(
     root: Path, image: Image, options: Options, *, python: str, scratch: Path, cache: Path
-) -> tuple[str, str]:
+) -> _Found:
     """Have uv resolve what the project and the image ask for, and servekit itself.
 
     What was resolved in the last minutes is taken as it is: for as long, uv does not ask indexes again.
@@ -175,19 +204,19 @@ def _resolved(
     before = cache / "locks" / f"{_question(root, [*asked, more, override], words, options)}.toml"
     outside = any(b".." in file.read_bytes() for file in asked)  # what is there may change unseen
     if not outside and before.is_file() and time.time() - before.stat().st_mtime < _FRESH_S:
-        return origin, before.read_text("utf-8")
-    locked = scratch / "pylock.toml"
+        return _Found(origin, before.read_text("utf-8"), before.parent)
+    before.parent.mkdir(parents=True, exist_ok=True)
+    made = before.with_name(f".{secrets.token_hex(4)}.toml")  # paths in it are from its folder
     uv.run(
         *("pip", "compile", *map(str, asked), str(more), "--override", str(override)),
         *words,
         *("--only-binary", ":all:", "--generate-hashes", "--format", "pylock.toml"),
-        *("--output-file", locked),
+        *("--output-file", made),
         cwd=root,
         doing=f"lock the dependencies of {origin}",
     )
-    before.parent.mkdir(parents=True, exist_ok=True)
-    locked.replace(before)
-    return origin, before.read_text("utf-8")
+    made.replace(before)
+    return _Found(origin, before.read_text("utf-8"), before.parent)
 
 
 def _question(root: Path, files: Sequence[Path], words: Sequence[str], options: Options) -> str:
@@ -274,9 +303,9 @@ class _Reader:
         wheels: What goes along, by file name.
     """
 
-    def __init__(self, root: Path, origin: str, built: Path) -> None:
-        self._root = root
-        self._origin = origin
+    def __init__(self, found: _Found, built: Path) -> None:
+        self._folder = found.folder
+        self._origin = found.origin
         self._built = built
         self.wheels: dict[str, Path] = {}
 
@@ -289,7 +318,7 @@ class _Reader:
                 "give its folder: --find-links FOLDER"
             )
         if package.directory is not None:
-            wheel = build_wheel(self._root / package.directory.path, self._built)
+            wheel = build_wheel((self._folder / package.directory.path).resolve(), self._built)
             return _of(package, (self._take(wheel, ""),))
         if package.archive is not None:
             return _of(package, (self._file(package.archive, where),))
@@ -314,7 +343,7 @@ class _Reader:
                 "and give its folder: --find-links FOLDER"
             )
         if path:
-            return self._take(self._root / path, digest)
+            return self._take(self._folder / path, digest)
         if url.username or url.password:
             raise ConfigError(
                 f"{where}: its URL has credentials; keep them in ~/.netrc or a keyring, and lock "

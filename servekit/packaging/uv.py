@@ -13,6 +13,11 @@ PLATFORMS = {
 }
 """Where images run, and what uv calls it: glibc of 2018 or later."""
 
+_CREDENTIALS = (
+    "\nuv takes credentials from ~/.netrc, from `uv auth login`, or from UV_INDEX; those that only the "
+    "project or --index has are not there any more when the lock is installed"
+)
+
 
 def run(*words: str | Path, cwd: Path | None = None, doing: str) -> str:
     """Run uv; returns what it wrote to stdout.
@@ -30,7 +35,9 @@ def run(*words: str | Path, cwd: Path | None = None, doing: str) -> str:
         command, cwd=cwd, env=for_uv(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise ConfigError(f"can't {doing}\n{done.stderr.strip()}")
+        said = done.stderr.strip()
+        hint = _CREDENTIALS if "401 Unauthorized" in said else ""
+        raise ConfigError(f"can't {doing}\n{said}{hint}")
     return done.stdout
 
 

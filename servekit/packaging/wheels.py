@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -60,7 +61,7 @@ def own_requirement(asked: Iterable[Path], cache: Path) -> str:
         {
             extra.strip()
             for file in asked
-            for names in _NAMED.findall(file.read_text("utf-8"))
+            for names in _NAMED.findall(_asked(file))
             for extra in names.split(",")
         }
     )
@@ -77,3 +78,11 @@ def own_requirement(asked: Iterable[Path], cache: Path) -> str:
             "package index, or from a file that stays"
         )
     return f"{name} @ {wheel.as_uri()}\n"
+
+
+def _asked(file: Path) -> str:
+    """Return what a file asks for; not what a project's extras do, which its image goes without."""
+    text = file.read_text("utf-8")
+    if file.suffix != ".toml":
+        return text
+    return "\n".join(tomllib.loads(text).get("project", {}).get("dependencies", ()))

@@ -1,7 +1,6 @@
 """__project__ reads handwritten digits: a scikit-learn model, served as ONNX."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -9,8 +8,6 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 import servekit as sk
-
-MODEL = Path(__file__).with_name("model.onnx")
 
 Image = Annotated[NDArray[np.float32], sk.Array["float32", "8 8"]]
 
@@ -23,12 +20,12 @@ class Prediction:
 
 @sk.service
 class Digits:
+    model = sk.model("model.onnx")  # python train.py makes it
+
     def __init__(self) -> None:
-        if not MODEL.exists():
-            raise FileNotFoundError(f"{MODEL} is not there yet; make it with: python train.py")
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1  # replicas share the machine; add more of them instead
-        self.session = ort.InferenceSession(MODEL, options, providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(self.model, options, providers=["CPUExecutionProvider"])
 
     @sk.warmup
     def warm_up(self) -> None:

@@ -48,7 +48,7 @@ class Shapes:
         ]
 
 
-@sk.service
+@sk.service(image=sk.Image().env(OMP_NUM_THREADS="1"))  # replicas share the machine
 class Waves:
     """The pipeline: from a signal to its overtones, and on to the model."""
 

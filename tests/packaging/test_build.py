@@ -1,6 +1,9 @@
 """`servekit build` as a new user runs it: a project becomes one file, which then serves elsewhere."""
 
 import asyncio
+import base64
+import contextlib
+import functools
 import hashlib
 import http.server
 import os
@@ -8,6 +11,8 @@ import subprocess
 import sys
 import threading
 import urllib.request
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,14 +49,22 @@ class Web(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def web():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
+@contextlib.contextmanager
+def served(handler) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/weights.bin"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def web():
+    with served(Web) as url:
+        yield f"{url}/weights.bin"
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +99,12 @@ def with_models(folder: Path, url: str) -> Path:
     return made
 
 
-def command(*words: str, cwd: Path, cache: Path, fails: bool = False) -> str:
+def command(*words: str, cwd: Path, cache: Path, fails: bool = False, **env: str) -> str:
     """Run `servekit`; returns what it printed."""
     done = subprocess.run(
         [*COMMAND, *words],
         cwd=cwd,
-        env={**os.environ, "SERVEKIT_CACHE_DIR": str(cache)},
+        env={**os.environ, "SERVEKIT_CACHE_DIR": str(cache), **env},
         capture_output=True,
         text=True,
         check=False,
@@ -216,7 +229,7 @@ def test_what_would_not_run_elsewhere(project, cache, tmp_path):
         "config.py:1: a token of GitHub": ("config.py", f"X = 'ghp_{'a1' * 18}'\n"),
         "Image.run('apt-get update'): there is no shell": (
             "app.py",
-            app.replace("@sk.service", "@sk.service(image=sk.Image().run('apt-get update'))"),
+            app.replace("sk.Image()", "sk.Image().run('apt-get update')"),
         ),
     }
     for expected, (name, text) in cases.items():
@@ -227,3 +240,91 @@ def test_what_would_not_run_elsewhere(project, cache, tmp_path):
         assert not (folder / "dist").exists()
         (folder / "config.py").unlink(missing_ok=True)
         (folder / "app.py").write_text(app)
+
+
+class Private(http.server.SimpleHTTPRequestHandler):
+    """A package index for those who say who they are."""
+
+    def do_GET(self):
+        if self.headers["authorization"] == f"Basic {base64.b64encode(b'me:pa55').decode()}":
+            super().do_GET()
+            return
+        self.send_response(401)
+        self.send_header("www-authenticate", 'Basic realm="index"')
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def index_with(folder: Path, name: str) -> None:
+    """Write a package index that has a wheel of one module."""
+    page = folder / name
+    page.mkdir(parents=True)
+    wheel = f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(page / wheel, "w") as made:
+        made.writestr(f"{name}.py", "")
+        made.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", "")
+    (page / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
+
+
+PRIVATE = """
+[project]
+name = "secretive"
+version = "1"
+requires-python = ">=3.11"
+dependencies = ["servekit", "inhouse", "near"]
+
+[[tool.uv.index]]
+name = "team"
+url = "{url}"
+explicit = true
+
+[tool.uv.sources]
+inhouse = {{ index = "team" }}
+near = {{ path = "../near" }}
+"""
+NEAR = """
+[build-system]
+requires = ["hatchling>=1.26"]
+build-backend = "hatchling.build"
+
+[project]
+name = "near"
+version = "1"
+"""
+
+
+def test_dependencies_of_a_private_index_and_of_a_folder(cache, tmp_path):
+    """Credentials come from netrc, for the lock and for the installation, and are not in the bundle."""
+    index_with(tmp_path / "index", "inhouse")
+    for name in ("near", "app"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "near" / "near.py").touch()
+    (tmp_path / "near" / "pyproject.toml").write_text(NEAR)
+    app = tmp_path / "app"
+    (app / "app.py").write_text(
+        "import inhouse\nimport near\nimport servekit as sk\n\n\n"
+        "@sk.service\nclass Own:\n    @sk.endpoint\n    def run(self) -> int:\n        return 1\n"
+    )
+    netrc = tmp_path / "netrc"
+    netrc.write_text("")
+    with served(functools.partial(Private, directory=str(tmp_path / "index"))) as url:
+        (app / "pyproject.toml").write_text(PRIVATE.format(url=url))
+        words = ("build", "app.py", "-o", "own.bundle")
+        told = command(*words, cwd=app, cache=cache, fails=True, NETRC=str(netrc))
+        assert "401 Unauthorized" in told
+        assert "uv takes credentials from ~/.netrc" in told
+        netrc.write_text("machine 127.0.0.1 login me password pa55\n")
+        command(*words, cwd=app, cache=cache, NETRC=str(netrc))
+    bundle = read(app / "own.bundle", cache / "bundles")
+    lock = (bundle.folder / "pylock.toml").read_text()
+    assert f'url = "{url}/inhouse/inhouse-1.0-py3-none-any.whl"' in lock
+    assert "pa55" not in (app / "own.bundle").read_bytes().decode("latin-1")
+    assert [n for n in bundle.manifest.files if n.startswith("wheels/near-1-")]

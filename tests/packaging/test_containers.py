@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import subprocess
+import sys
 import tempfile
 import urllib.request
 from collections import Counter
@@ -12,6 +14,7 @@ import pytest
 
 from servekit.cli.project import Template, create
 from servekit.packaging.containerize import DOORS
+from tests.house.test_docs import blocks_of, commands_of, matches
 from tests.packaging.conftest import Shell, free_port, needs, until
 
 SAMPLE = (Path(__file__).parents[2] / "templates/pipeline/sample.json").read_bytes()
@@ -224,3 +227,45 @@ async def test_the_life_of_an_app_on_an_engine(shell, project, base, docker):
     await asyncio.to_thread(shell, "delete", "--target", "docker", cwd=project)
     assert docker.containers.list(all=True) == []
     assert [volume.name for volume in docker.volumes.list() if "wave" in volume.name] == []
+
+
+def test_five_commands_from_nothing_to_a_container(shell, base, docker, tmp_path):
+    """Those of the page, one by one, with what it shows of their output.
+
+    The engine of the tests has no bridge, so its containers are in the machine's network.
+    """
+    page = Path(__file__).parents[2] / "docs/guides/first-container.md"
+    [block] = blocks_of(page)
+    commands = commands_of(block.text)
+    assert len(commands) == 5
+    port = str(free_port())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    cwd = tmp_path
+    for command, shown in commands:
+        if command.startswith("cd "):
+            cwd /= command.removeprefix("cd ")
+            continue
+        here = command.replace("registry.example.com/python:3.11-slim", f"{base} --network host")
+        done = subprocess.run(
+            ["bash", "-c", here],
+            cwd=cwd,
+            env={**shell.env, "SERVEKIT_PORT": port, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert matches(shown, done.stdout.replace(port, "3000")), f"{command}\n{done.stdout}"
+    assert docker.containers.list(all=True) == []
+
+
+def test_the_demos_image_is_small(shell, base, tmp_path):
+    """What it adds to its base, compressed, as a registry has it; onnxruntime and numpy are most of it."""
+    folder = Path(__file__).parents[2] / "examples/filetypes"
+    made = tmp_path / "demo"
+    told = shell("containerize", "app.py", "--base", str(base), "-o", str(made), cwd=folder)
+    [image] = json.loads((made / "index.json").read_text())["manifests"]
+    manifest = made / "blobs/sha256" / image["digest"].removeprefix("sha256:")
+    _, *own = json.loads(manifest.read_text())["layers"]
+    assert len(own) == 2
+    assert sum(layer["size"] for layer in own) < 150_000_000, told

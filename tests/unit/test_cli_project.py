@@ -13,7 +13,8 @@ def test_a_project_has_its_name_everywhere_and_no_placeholder(template, tmp_path
     assert folder == tmp_path / "my-App_2"
     files = {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
     assert {"app.py", "pyproject.toml", "README.md", ".gitignore", "sample.json"} <= files.keys()
-    assert "tests/test_app.py" in files
+    assert {"tests/test_app.py", ".servekitignore", ".github/workflows/ci.yml"} <= files.keys()
+    assert "dot-" not in " ".join(files)
     assert not any(PLACEHOLDER in text for text in files.values())
     assert tomllib.loads(files["pyproject.toml"])["project"]["name"] == "my-App_2"
     assert files["README.md"].startswith("# my-App_2\n")

@@ -23,9 +23,11 @@ wheels = [{url = "https://example.com/servekit-0.1.0-py3-none-any.whl", hashes =
 """
 
 
+HEAD = 'lock-version = "1.0"\ncreated-by = "a test"\n'
+
+
 def written(root: Path, packages: str, *, servekit: str = SERVEKIT) -> None:
-    head = 'lock-version = "1.0"\ncreated-by = "a test"\n'
-    (root / "pylock.toml").write_text(head + servekit + packages)
+    (root / "pylock.toml").write_text(HEAD + servekit + packages)
 
 
 def made(root: Path, image: Image | None = None, **options) -> locks.Lock:
@@ -170,6 +172,28 @@ def test_locked_resolves_nothing(tmp_path, monkeypatch):
     assert made(tmp_path, locked=True).has("servekit")
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"index": "https://me:pw@example.com"}, {"find_links": ("x",)}, {"torch_backend": "cpu"}],
+)
+def test_how_to_resolve_is_too_late_for_a_lock(tmp_path, option):
+    written(tmp_path, "")
+    name = f"--{next(iter(option)).replace('_', '-')}"
+    with pytest.raises(ConfigError, match=f"so {name} is too late; lock again with it"):
+        made(tmp_path, **option)
+
+
+def test_where_a_lock_of_uv_has_its_packages_from(tmp_path, monkeypatch):
+    """uv compares that with the lock, so it must know; which PyTorch is in the lock."""
+    said = []
+    monkeypatch.setattr(uv, "run", lambda *words, **_: said.extend(words) or HEAD + SERVEKIT)
+    (tmp_path / "uv.lock").touch()
+    made(tmp_path, find_links=("wheels",), index="https://example.com")
+    assert {"--locked", "--find-links", "wheels", "--default-index"} <= {*said}
+    with pytest.raises(ConfigError, match=r"uv\.lock has all .* --torch-backend is too late"):
+        made(tmp_path, torch_backend="cpu")
+
+
 def test_options_as_uv_takes_them():
     options = Options(index="https://example.com", find_links=("a", "b"), torch_backend="cpu")
     assert options.words() == [
@@ -192,6 +216,11 @@ def test_servekit_itself(tmp_path, monkeypatch):
     """From an index it is that version; from a file, that file; with the extras that are asked for."""
     asked = tmp_path / "requirements.txt"
     asked.write_text("numpy\nservekit[onnx, auth]>=0.1\nservekit-plugins\n")
+    project = tmp_path / "pyproject.toml"
+    project.write_text(
+        '[project]\ndependencies = ["servekit[auth]"]\n'
+        '[project.optional-dependencies]\ndev = ["servekit[build]"]\n'
+    )
     path, _ = wheel(tmp_path, f"servekit-{__version__}-py3-none-any.whl")
     for url, expected in (
         (None, f"servekit[auth,onnx]=={__version__}\n"),
@@ -199,6 +228,7 @@ def test_servekit_itself(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr("importlib.metadata.distribution", lambda _, url=url: Origin(url))
         assert own_requirement([asked], tmp_path) == expected
+        assert own_requirement([project], tmp_path) == expected.replace("auth,onnx", "auth")
     path.unlink()
     with pytest.raises(ConfigError, match="which is not there any more"):
         own_requirement([asked], tmp_path)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from app import MODEL, Digits
+from app import Digits
 from sklearn.datasets import load_digits
-from train import train
+from train import MODEL, train
 
 import servekit as sk
 
