@@ -29,29 +29,26 @@ def deploy(
     memory: str,
     cpus: float,
     plan: bool,
+    dry_run: bool,
 ) -> None:
-    """Run an app's containers, or its new ones in place of the old."""
+    """Run an app's containers, or its new ones in place of the old; or print them for Compose."""
+    import msgspec  # noqa: PLC0415
+
+    from servekit.packaging.docker.compose import compose  # noqa: PLC0415
     from servekit.packaging.docker.deployment import Deployment, connect  # noqa: PLC0415
     from servekit.packaging.docker.load import load  # noqa: PLC0415
     from servekit.packaging.docker.order import Order  # noqa: PLC0415
     from servekit.packaging.needs import needs_of  # noqa: PLC0415
 
-    client = connect()
     began = time.monotonic()
+    client = None if dry_run else connect()
     with Steps() as steps:
         bundle = bundle_of(app, settings, steps)
-        secrets = _secrets(bundle)
         called = name or bundle.manifest.name
-        made = image_of(
-            bundle, base, settings, steps, connect=lambda: client, network=build_network
-        )
-        steps.step("loading the image")
-        image = load(
-            client, made.image, names=[local_name(bundle, called)], progress=steps.progress
-        )
+        named = local_name(bundle, called)
         order = Order(
             name=called,
-            image=image,
+            image=f"{named.name}:{named.tag}",
             port=settings.port,
             address=settings.host,
             network=network,
@@ -62,6 +59,16 @@ def deploy(
             drain_delay_s=settings.drain_delay_s,
             drain_s=settings.drain_s,
         )
+        if client is None:
+            sys.stdout.write(compose(order, secrets=bundle.manifest.image.secret_names))
+            return
+        secrets = _secrets(bundle)
+        made = image_of(
+            bundle, base, settings, steps, connect=lambda: client, network=build_network
+        )
+        steps.step("loading the image")
+        image = load(client, made.image, names=[named], progress=steps.progress)
+        order = msgspec.structs.replace(order, image=image)
         deployment = Deployment(client, called)
         lines = _plan(order, deployment)
         if not plan:

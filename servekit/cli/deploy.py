@@ -56,7 +56,7 @@ _ONLY = {
     "push": ("kubernetes",),
     "namespace": ("kubernetes",),
     "context": ("kubernetes",),
-    "dry_run": ("kubernetes",),
+    "dry_run": ("docker", "kubernetes"),
 }
 """Options that are for some targets."""
 
@@ -121,6 +121,7 @@ def deploy(
             memory=memory,
             cpus=cpus,
             plan=plan,
+            dry_run=dry_run,
         )
         return
     if target == "kubernetes":

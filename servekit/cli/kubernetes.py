@@ -35,7 +35,7 @@ PushTo = Annotated[
     typer.Option(metavar="REFERENCE", help="Make it and send it.", rich_help_panel=_PANEL),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only print the YAML.", rich_help_panel=_PANEL)
+    bool, typer.Option("--dry-run", help="Only print the YAML: of Docker, a Compose file.")
 ]
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="Else default.", rich_help_panel=_PANEL)
@@ -64,8 +64,9 @@ def deploy(
     dry_run: bool,
 ) -> None:
     """Have a cluster run an app, or its new code; or print what it would be told."""
-    from servekit.packaging.kubernetes.manifests import manifests, to_yaml  # noqa: PLC0415
+    from servekit.packaging.kubernetes.manifests import manifests  # noqa: PLC0415
     from servekit.packaging.kubernetes.record import Revision  # noqa: PLC0415
+    from servekit.packaging.yaml import to_yaml  # noqa: PLC0415
 
     if bool(image) == bool(push):
         raise ConfigError(

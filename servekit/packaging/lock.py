@@ -201,12 +201,14 @@ def _resolved(
         *options.words(),
         *("--python-version", python, "--python-platform", uv.PLATFORMS[image.platform]),
     ]
-    before = cache / "locks" / f"{_question(root, [*asked, more, override], words, options)}.toml"
+    before = (
+        cache / "locks" / f"pylock.{_question(root, [*asked, more, override], words, options)}.toml"
+    )
     outside = any(b".." in file.read_bytes() for file in asked)  # what is there may change unseen
     if not outside and before.is_file() and time.time() - before.stat().st_mtime < _FRESH_S:
         return _Found(origin, before.read_text("utf-8"), before.parent)
     before.parent.mkdir(parents=True, exist_ok=True)
-    made = before.with_name(f".{secrets.token_hex(4)}.toml")  # paths in it are from its folder
+    made = before.with_name(f"pylock.{secrets.token_hex(4)}.toml")  # its paths are from its folder
     uv.run(
         *("pip", "compile", *map(str, asked), str(more), "--override", str(override)),
         *words,

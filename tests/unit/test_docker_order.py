@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from servekit.errors import ConfigError
+from servekit.packaging.docker.compose import compose
 from servekit.packaging.docker.deployment import _check
 from servekit.packaging.docker.order import (
     ORDER,
@@ -85,3 +86,26 @@ def test_another_place_needs_a_new_start(change):
     _check(ORDERED, msgspec.structs.replace(ORDERED, image="sha256:2", replicas=5))
     with pytest.raises(ConfigError, match=r"wave is at port 8080 of 127\.0\.0\.1 \(bridge\)"):
         _check(ORDERED, msgspec.structs.replace(ORDERED, **change))
+
+
+def test_compose_has_the_same_containers():
+    yaml = pytest.importorskip("yaml")
+    order = msgspec.structs.replace(
+        ORDERED, image="servekit/wave:1", replicas=2, gpus=1, memory=1 << 30, cpus=1.5
+    )
+    found = yaml.safe_load(compose(order, secrets=["HF_TOKEN"]))
+    port, first, second = found["services"].values()
+    given = app_container(order, 1, {})
+    for name in ("image", "read_only", "cap_drop", "security_opt", "pids_limit", "shm_size"):
+        assert first[name] == given[name]
+    assert first["environment"] == {**given["environment"], "HF_TOKEN": None}
+    assert (first["mem_limit"], first["cpus"]) == (1 << 30, 1.5)
+    assert first["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 1
+    assert first["network_mode"] == second["network_mode"] == "service:port"
+    assert port["ports"] == ["127.0.0.1:8080:3000"]
+    assert second["depends_on"]["app-1"] == {"condition": "service_healthy"}
+    assert "app-1" not in first["depends_on"]
+    own = yaml.safe_load(compose(msgspec.structs.replace(order, network="net")))
+    assert own["networks"] == {"net": {"external": True}}
+    host = yaml.safe_load(compose(msgspec.structs.replace(order, network="host")))
+    assert "ports" not in host["services"]["port"]

@@ -16,9 +16,10 @@ from servekit.errors import ConfigError
 from servekit.packaging.containerize import PORT
 from servekit.packaging.kubernetes.api import Ref
 from servekit.packaging.kubernetes.health import health, pod_state, stuck
-from servekit.packaging.kubernetes.manifests import manifests, to_yaml
+from servekit.packaging.kubernetes.manifests import manifests
 from servekit.packaging.kubernetes.order import Order
 from servekit.packaging.kubernetes.overlay import Overlay
+from servekit.packaging.yaml import to_yaml
 from servekit.spec.describe import describe
 
 
@@ -217,6 +218,7 @@ def test_equal_orders_make_equal_yaml_which_is_what_they_are(case):
     yaml = pytest.importorskip("yaml")
     objects = manifests(ordered(CASES[case]))
     text = to_yaml(objects)
+    assert "&id" not in text
     assert text == to_yaml(manifests(ordered(CASES[case])))
     assert list(yaml.safe_load_all(text)) == json.loads(json.dumps(objects))
 

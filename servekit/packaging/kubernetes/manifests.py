@@ -22,13 +22,6 @@ def manifests(order: Order) -> list[Manifest]:
     return [*workload.volumes(order), *_KINDS[order.overlay.kind](order)]
 
 
-def to_yaml(objects: list[Manifest]) -> str:
-    """Return objects as one file for `kubectl apply -f`."""
-    import yaml  # noqa: PLC0415
-
-    return yaml.safe_dump_all(objects, sort_keys=False, width=100)
-
-
 def _deployment(order: Order) -> list[Manifest]:
     runs = {"apiVersion": "apps/v1", "kind": "Deployment", "name": order.name}
     return [workload.service(order), *_around(order, runs), workload.deployment(order)]
