@@ -8,6 +8,7 @@ import sys
 import tempfile
 import urllib.request
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,9 @@ def image(shell, project, base) -> Path:
     return project / "1.tar"
 
 
-def predict(port: int) -> object:
+def predict(port: int, body: bytes = SAMPLE) -> object:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/predict", SAMPLE, {"content-type": "application/json"}
+        f"http://127.0.0.1:{port}/predict", body, {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)
@@ -73,32 +74,64 @@ def loaded(image, docker):
     return found
 
 
-@pytest.mark.parametrize("user", ["12345:54321", "0:0"])
-def test_it_runs_locked_down_and_drains(loaded, docker, user):
-    """A read-only root, a user that nobody knows, no capabilities; SIGTERM ends it with 0."""
-    port = free_port()
+@contextmanager
+def locked_down(docker, image, port: int, *, env=None, **more):
+    """Run an image with nothing that it need not have, until it is ready; SIGTERM ends it with 0."""
+    given = {"network_mode": "host", "read_only": True, "tmpfs": {"/tmp": ""}, "pids_limit": 300}
     container = docker.containers.run(
-        loaded,
+        image,
         detach=True,
-        network_mode="host",
-        read_only=True,
-        tmpfs={"/tmp": ""},
-        user=user,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges:true"],
-        pids_limit=300,
-        environment={"SERVEKIT_PORT": str(port), "SERVEKIT_DRAIN_DELAY_S": "0"},
+        environment={"SERVEKIT_PORT": str(port), "SERVEKIT_DRAIN_DELAY_S": "0", **(env or {})},
+        **{**given, **more},
     )
     probe = ["/app/env/bin/python", "-m", "servekit.engine.probe"]
     try:
         until(lambda: container.exec_run(probe).exit_code == 0, "it is ready")
-        assert predict(port)["shape"] == "square"
+        yield container
         container.kill("SIGTERM")
         assert container.wait(timeout=60)["StatusCode"] == 0
     finally:
         log = container.logs().decode()
         container.remove(force=True)
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("user", ["12345:54321", "0:0"])
+def test_it_runs_locked_down_and_drains(loaded, docker, user):
+    """A read-only root, a user that nobody knows, no capabilities."""
+    port = free_port()
+    with locked_down(docker, loaded, port, user=user):
+        assert predict(port)["shape"] == "square"
+
+
+RAY = """
+import servekit as sk
+
+
+@sk.service
+class Length:
+    weights = sk.model("weights.txt")
+
+    @sk.endpoint
+    def predict(self, text: str) -> str:
+        return f"{self.weights.read_text()} {len(text)}"
+"""
+
+
+def test_an_image_serves_on_ray(shell, base, docker, tmp_path):
+    """The same image runs every role: here Ray starts in it, and has the app's replicas."""
+    (tmp_path / "app.py").write_text(RAY)
+    (tmp_path / "weights.txt").write_text("v1")
+    (tmp_path / "requirements.txt").write_text("servekit[ray]\n")
+    made = ("containerize", "app.py", "--base", str(base), "--engine", "docker", "-t", "length:1")
+    shell(*made, cwd=tmp_path)
+    port, ray = free_port(), {"SERVEKIT_ENGINE": "ray", "SERVEKIT_HOST": "127.0.0.1"}
+    more = {"user": "12345:54321", "pids_limit": 3000, "shm_size": "2g"}
+    with locked_down(docker, "length:1", port, env=ray, **more) as container:
+        assert predict(port, b'{"text": "four"}') == "v1 4"
+        assert "ray::ServeReplica:Length" in str(container.top()["Processes"])
 
 
 def test_what_the_image_says(loaded):
