@@ -69,7 +69,7 @@ def test_a_workflow_is_one_and_runs_commands_that_exist(path):
             for words in commands(step.get("run", "")):
                 check(words)
                 found.append(words[0])
-    assert found == ["build", "containerize", "deploy"]
+    assert found == ["build", "containerize", "deploy", "deploy"]
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*/README.md")), ids=_name)

@@ -384,7 +384,7 @@ TO = ("--target", "kubernetes")
 
 def test_the_verbs_of_the_command(servekit, emulator, project, tmp_path):
     overlay = tmp_path / "overlay.toml"
-    overlay.write_text("replicas = 1\n[autoscale]\nmax = 3\ncpu_percent = 50\n")
+    overlay.write_text("cpu = 0.5\n[autoscale]\nmax = 3\ncpu_percent = 50\n")
     deploy = ("deploy", "wave.bundle", *TO, "--app", "wave")
     image = ("--image", "registry.example.com/wave:1")
 

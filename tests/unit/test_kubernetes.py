@@ -431,6 +431,7 @@ def test_a_ray_cluster_has_gateways_where_its_service_looks():
         ),
         ("", Wave, {"name": "Wave"}, "--app='Wave': need lower-case"),
         ("", Wave, {"name": "w" * 41}, "at most 40 characters"),
+        ("[autoscale]\nmax = 3\ncpu_percent = 50", Placed, {}, "nobody says how many: cpu = 1.0"),
         (RAY, Wave, {"ray": ""}, r"the image has no Ray; add servekit\[ray\]"),
         ('kind = "kserve"\n[monitor]', Wave, {}, "monitor, allow_from and allow_to"),
         ('kind = "kserve"\n' + HPA, Wave, {}, 'in_flight needs .kserve. mode = "Knative"'),

@@ -51,6 +51,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         self._check_placement()
         self._check_secrets()
         self._check_jobs()
+        self._check_scaling()
 
     def _check_placement(self) -> None:
         for service in self.app.services if self.overlay.kind != "ray" else ():
@@ -68,6 +69,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                     f"the app is run with {name}; say in the overlay which Secret has it: "
                     f'[secrets] {name} = {{secret = "…", key = "…"}}'
                 )
+
+    def _check_scaling(self) -> None:
+        scale = self.overlay.autoscale
+        if scale is not None and scale.cpu_percent is not None and not self.cpu:
+            raise ConfigError(
+                "[autoscale] cpu_percent is of the cores that a pod asks for, and nobody says how "
+                "many: cpu = 1.0 in the overlay, or @sk.service(cpu=1)"
+            )
 
     def _check_jobs(self) -> None:
         tasks = [service.name for service in self.app.services if service.has_tasks]
