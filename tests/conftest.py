@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -18,6 +19,9 @@ from servekit.spec.app import ServiceSpec
 from servekit.spec.definition import definition
 from tests.calls import make_call
 from tests.examples import examples
+
+# For pytest that tests start: kmock brings a plugin that needs pytest-asyncio, which nothing here does.
+os.environ["PYTEST_ADDOPTS"] = "-p no:kmock"
 
 # The same examples on every run, and no verdict by the clock of a busy machine.
 settings.register_profile(

@@ -139,6 +139,7 @@ class Runner:
             if not key.startswith(("SERVEKIT_", "PYTEST_", "PYTHONWARNINGS"))
         } | {
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTEST_ADDOPTS": "-p no:kmock",  # as in tests/conftest.py
             "SERVEKIT_PORT": str(self.port),
             "SERVEKIT_RUNTIME_DIR": str(Path.cwd()),
             "SERVEKIT_CACHE_DIR": str(Path.cwd() / ".cache"),
